@@ -1,0 +1,88 @@
+"""Every exception and warning that stoker raises.
+
+    StokerError
+    |-- SourceError(path, reason)                also an OSError: a data set cannot be read
+    |-- DecodeError(index, location, reason)     also an OSError: one sample cannot be decoded
+    |-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
+    `-- ResumeError(field, in_state, here)       a saved state belongs to something else
+    StokerWarning                                a UserWarning: something was done, but not as expected
+
+Wrong arguments raise ``ValueError`` or ``TypeError`` with the given and the allowed values.
+"""
+
+from __future__ import annotations
+
+
+class StokerError(Exception):
+    """Base of every exception that stoker defines."""
+
+
+class SourceError(StokerError, OSError):
+    """A data set cannot be read.
+
+    Attributes:
+        path: the file or folder at fault.
+        reason: what is wrong with it and what to do.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type[SourceError], tuple[str, str]]:
+        return type(self), (self.path, self.reason)
+
+
+class DecodeError(StokerError, OSError):
+    """One sample cannot be decoded.
+
+    Attributes:
+        index: index of the sample in its data set.
+        location: its path.
+        reason: the decoder's own words.
+    """
+
+    def __init__(self, index: int, location: str, reason: str) -> None:
+        super().__init__(f"sample {index} ({location}): {reason}")
+        self.index, self.location, self.reason = index, location, reason
+
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[int, str, str]]:
+        return type(self), (self.index, self.location, self.reason)
+
+
+class UnsupportedError(StokerError):
+    """Something cannot run natively, and ``strict=True`` forbids the slower way.
+
+    Attributes:
+        op: the transform, dataset class or argument that prevents it.
+        why: the reason.
+        instead: what to do.
+    """
+
+    def __init__(self, op: str, why: str, instead: str) -> None:
+        super().__init__(f"{op}: {why}; {instead}")
+        self.op, self.why, self.instead = op, why, instead
+
+    def __reduce__(self) -> tuple[type[UnsupportedError], tuple[str, str, str]]:
+        return type(self), (self.op, self.why, self.instead)
+
+
+class ResumeError(StokerError):
+    """A saved state belongs to other data, another seed or another order.
+
+    Attributes:
+        field: what differs.
+        in_state: its value in the saved state.
+        here: its value in this loader.
+    """
+
+    def __init__(self, field: str, in_state: object, here: object) -> None:
+        super().__init__(f"{field} differs: {in_state!r} in the saved state, {here!r} here")
+        self.field, self.in_state, self.here = field, in_state, here
+
+    def __reduce__(self) -> tuple[type[ResumeError], tuple[str, object, object]]:
+        return type(self), (self.field, self.in_state, self.here)
+
+
+class StokerWarning(UserWarning):
+    """Something was done, but not as a reader of the call would expect."""
