@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 
 namespace stoker {
 
@@ -26,6 +27,10 @@ class Buffer {
   }
   T* data() { return data_; }
   size_t capacity() const { return capacity_; }
+  void swap(Buffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(capacity_, other.capacity_);
+  }
   void release() {
     ::operator delete[](data_, std::align_val_t(64));
     data_ = nullptr;

@@ -1,0 +1,471 @@
+// The module stoker._native: plain memory in, plain memory out. The only file that knows of Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "engine.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace stoker;
+
+namespace {
+
+using Bytes1d = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Keys = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Image = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
+using Table = nb::ndarray<nb::ro, nb::shape<3, 256>, nb::c_contig, nb::device::cpu>;
+using Triple = std::tuple<float, float, float>;
+
+const char* name(Status status) {
+  switch (status) {
+    case Status::ok: return "ok";
+    case Status::not_jpeg: return "not_jpeg";
+    case Status::unsupported: return "unsupported";
+    case Status::truncated: return "truncated";
+    case Status::corrupt: return "corrupt";
+    case Status::oriented: return "oriented";
+    case Status::open_failed: return "open_failed";
+    case Status::read_failed: return "read_failed";
+    case Status::too_large: return "too_large";
+    case Status::out_of_memory: return "out_of_memory";
+    case Status::bad_geometry: return "bad_geometry";
+    case Status::fallback_failed: return "fallback_failed";
+    case Status::cancelled: return "cancelled";
+  }
+  return "?";
+}
+
+template <class T>
+T lookup(const std::map<std::string, T>& table, const std::string& key, const char* what) {
+  const auto found = table.find(key);
+  if (found == table.end()) throw nb::value_error((std::string(what) + ": " + key).c_str());
+  return found->second;
+}
+
+SimdLevel level_of(const std::string& text) {
+  const SimdLevel level = lookup<SimdLevel>(
+      {{"scalar", SimdLevel::scalar}, {"avx2", SimdLevel::avx2}, {"avx512", SimdLevel::avx512}},
+      text, "unknown SIMD level");
+  if (level > detected_level()) throw nb::value_error(("not available here: " + text).c_str());
+  return level;
+}
+
+Filter filter_of(const std::string& text) {
+  return lookup<Filter>({{"nearest", Filter::nearest},
+                         {"box", Filter::box},
+                         {"bilinear", Filter::bilinear},
+                         {"hamming", Filter::hamming},
+                         {"bicubic", Filter::bicubic},
+                         {"lanczos", Filter::lanczos}},
+                        text, "unknown filter");
+}
+
+PassOrder order_of(const std::string& text) {
+  return lookup<PassOrder>({{"horizontal_first", PassOrder::horizontal_first},
+                            {"tall_vertical", PassOrder::tall_vertical},
+                            {"cheaper_first", PassOrder::cheaper_first}},
+                           text, "unknown pass order");
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T> new_array(std::initializer_list<size_t> shape) {
+  size_t count = 1;
+  for (const size_t n : shape) count *= n;
+  T* data = new T[count + kRowSlack];
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return nb::ndarray<nb::numpy, T>(data, shape, owner);
+}
+
+// Copies an image into dense rows with slack: kernels read up to kRowSlack bytes past the last row.
+std::vector<uint8_t> dense(const Image& image) {
+  const size_t height = image.shape(0), width = image.shape(1);
+  std::vector<uint8_t> pixels(height * width * 3 + kRowSlack);
+  for (size_t y = 0; y < height; y++)
+    for (size_t x = 0; x < width; x++)
+      for (size_t c = 0; c < 3; c++) pixels[(y * width + x) * 3 + c] = image(y, x, c);
+  return pixels;
+}
+
+void set_tail(Conversion& conversion, const Table& table, const Triple& mean, const Triple& std) {
+  if (table.dtype() == nb::dtype<float>()) {
+    const float means[3] = {std::get<0>(mean), std::get<1>(mean), std::get<2>(mean)};
+    const float stds[3] = {std::get<0>(std), std::get<1>(std), std::get<2>(std)};
+    conversion.format = PixelFormat::f32_chw;
+    set_table(conversion, static_cast<const float*>(table.data()), means, stds);
+  } else if (table.dtype() == nb::dtype<uint16_t>()) {
+    conversion.format = PixelFormat::u16_chw;
+    set_table(conversion, static_cast<const uint16_t*>(table.data()));
+  } else {
+    throw nb::type_error("the table must be float32 or uint16");
+  }
+}
+
+size_t element_bytes(PixelFormat format) {
+  return format == PixelFormat::f32_chw ? 4 : format == PixelFormat::u16_chw ? 2 : 1;
+}
+
+nb::object new_tensor(PixelFormat format, size_t channels, size_t height, size_t width,
+                      void** data) {
+  const auto make = [&]<class T>(T) {
+    auto array = new_array<T>({channels, height, width});
+    *data = array.data();
+    return nb::cast(array);
+  };
+  if (format == PixelFormat::f32_chw) return make(float{});
+  if (format == PixelFormat::u16_chw) return make(uint16_t{});
+  return make(uint8_t{});
+}
+
+// Waits in slices, so that Ctrl-C is seen. done() runs without the GIL and returns true when there is nothing to wait for.
+template <class Wait>
+bool wait_interruptibly(double seconds, Wait done) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::duration<double>(seconds);
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    const auto slice = std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(50));
+    bool finished;
+    {
+      const nb::gil_scoped_release release;
+      finished = done(slice);
+    }
+    if (finished) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (left <= slice) return false;
+  }
+}
+
+void bind_kernels(nb::module_& module) {
+  module.def("levels", [] {
+    std::vector<std::string> levels;
+    for (int i = 0; i <= static_cast<int>(detected_level()); i++)
+      levels.emplace_back(name(static_cast<SimdLevel>(i)));
+    return levels;
+  });
+  module.def("allocations", [] { return buffer_allocations.load(); });
+  module.def(
+      "decode_jpeg",
+      [](const nb::bytes& data, std::optional<std::tuple<int, int, int, int>> region,
+         const std::string& level, bool upright) -> std::pair<std::string, nb::object> {
+        jpeg::Decoder decoder(level_of(level));
+        jpeg::Limits limits;
+        limits.upright = upright;
+        const auto* bytes = static_cast<const uint8_t*>(data.data());
+        Status status = decoder.open(bytes, data.size(), limits);
+        if (status != Status::ok) return {name(status), nb::none()};
+        Rect rect{0, 0, decoder.header().width, decoder.header().height};
+        if (region) {
+          const auto [x, y, width, height] = *region;
+          if (x < 0 || y < 0 || width <= 0 || height <= 0 || x > rect.width - width ||
+              y > rect.height - height)
+            throw nb::value_error("the region must lie inside the image");
+          rect = {x, y, width, height};
+        }
+        auto pixels = new_array<uint8_t>(
+            {static_cast<size_t>(rect.height), static_cast<size_t>(rect.width), 3});
+        {
+          const nb::gil_scoped_release release;
+          status = decoder.decode(rect, pixels.data(), static_cast<ptrdiff_t>(rect.width) * 3);
+        }
+        if (status != Status::ok) return {name(status), nb::none()};
+        return {name(status), nb::cast(pixels)};
+      },
+      "data"_a, "region"_a = nb::none(), "level"_a, "upright"_a = false);
+  module.def(
+      "resize",
+      [](const Image& image, std::pair<int, int> out_size,
+         std::optional<std::tuple<int, int, int, int>> window, const std::string& filter,
+         const std::string& order, bool flip_x, bool flip_y, bool gray, const std::string& level) {
+        Resize resize;
+        resize.height = static_cast<int>(image.shape(0));
+        resize.width = static_cast<int>(image.shape(1));
+        resize.out_height = out_size.first;
+        resize.out_width = out_size.second;
+        if (resize.width < 1 || resize.height < 1 || resize.out_width < 1 || resize.out_height < 1)
+          throw nb::value_error("sizes must be positive");
+        resize.window = {0, 0, resize.out_width, resize.out_height};
+        if (window) {
+          const auto [x, y, width, height] = *window;
+          if (x < 0 || y < 0 || width < 1 || height < 1 || x > resize.out_width - width ||
+              y > resize.out_height - height)
+            throw nb::value_error("the window must lie inside the result");
+          resize.window = {x, y, width, height};
+        }
+        resize.filter = filter_of(filter);
+        resize.order = order_of(order);
+        resize.flip_x = flip_x;
+        Resampler resampler(level_of(level));
+        const Rect needed = resampler.prepare(resize);
+        const std::vector<uint8_t> pixels = dense(image);
+        const ptrdiff_t stride = static_cast<ptrdiff_t>(resize.width) * 3;
+        auto result = new_array<uint8_t>({static_cast<size_t>(resize.window.height),
+                                          static_cast<size_t>(resize.window.width), 3});
+        Conversion conversion;
+        Output output;
+        output.conversion = &conversion;
+        output.data = result.data();
+        output.width = resize.window.width;
+        output.height = resize.window.height;
+        output.stride = static_cast<ptrdiff_t>(output.width) * 3;
+        output.flip_y = flip_y;
+        output.gray = gray;
+        {
+          const nb::gil_scoped_release release;
+          resampler.run(pixels.data() + needed.y * stride + static_cast<ptrdiff_t>(needed.x) * 3,
+                        stride, pixels.data() + pixels.size(), output);
+        }
+        return result;
+      },
+      "image"_a, "out_size"_a, "window"_a = nb::none(), "filter"_a = "bilinear", "order"_a,
+      "flip_x"_a = false, "flip_y"_a = false, "gray"_a = false, "level"_a);
+  module.def(
+      "convert",
+      [](const Image& image, const Table& table, const Triple& mean, const Triple& std,
+         int channels, bool flip_x, bool flip_y, bool gray, const std::string& level) {
+        Conversion conversion;
+        conversion.channels = channels == 1 ? 1 : 3;
+        set_tail(conversion, table, mean, std);
+        Output output;
+        output.conversion = &conversion;
+        output.height = static_cast<int>(image.shape(0));
+        output.width = static_cast<int>(image.shape(1));
+        output.flip_y = flip_y;
+        output.gray = gray;
+        const nb::object result =
+            new_tensor(conversion.format, static_cast<size_t>(conversion.channels), image.shape(0),
+                       image.shape(1), &output.data);
+        const std::vector<uint8_t> pixels = dense(image);
+        const ptrdiff_t stride = static_cast<ptrdiff_t>(output.width) * 3;
+        std::vector<uint8_t> line(static_cast<size_t>(stride) + 2 * kRowSlack);
+        convert_rows(level_of(level), pixels.data(), stride, 0, output.height, flip_x, line.data(),
+                     output);
+        return result;
+      },
+      "image"_a, "table"_a, "mean"_a, "std"_a, "channels"_a = 3, "flip_x"_a = false,
+      "flip_y"_a = false, "gray"_a = false, "level"_a);
+  module.def(
+      "formula",
+      [](const Table& table, const Triple& mean, const Triple& std) {
+        Conversion conversion;
+        set_tail(conversion, table, mean, std);
+        return conversion.formula == Conversion::Formula::divide     ? "divide"
+               : conversion.formula == Conversion::Formula::multiply ? "multiply"
+                                                                     : "table";
+      },
+      "table"_a, "mean"_a, "std"_a);
+}
+
+void bind_plan(nb::module_& module) {
+  nb::class_<Plan>(module, "Plan")
+      .def(nb::init<>())
+      .def("add",
+           [](Plan& plan, const std::string& op, const std::vector<double>& numbers) {
+             plan.add(op, numbers);
+           })
+      .def("set_order", [](Plan& plan, const std::string& order) { plan.order = order_of(order); })
+      .def(
+          "set_tail",
+          [](Plan& plan, int channels, const std::optional<Table>& table, const Triple& mean,
+             const Triple& std) {
+            plan.conversion.channels = channels == 1 ? 1 : 3;
+            if (table)
+              set_tail(plan.conversion, *table, mean, std);
+            else
+              plan.conversion.format = PixelFormat::u8_chw;
+          },
+          "channels"_a, "table"_a.none(), "mean"_a, "std"_a,
+          "table: (3, 256) float32, or uint16 bit patterns of a 16-bit float; None keeps bytes.")
+      .def("run_encoded",
+           [](const Plan& plan, const nb::bytes& data, uint32_t key, int height, int width,
+              const std::string& level) -> std::pair<std::string, nb::object> {
+             Executor executor(level_of(level));
+             void* out = nullptr;
+             nb::object result = new_tensor(
+                 plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
+                 static_cast<size_t>(height), static_cast<size_t>(width), &out);
+             const Status status =
+                 executor.run_encoded(plan, {}, static_cast<const uint8_t*>(data.data()),
+                                      data.size(), key, height, width, out);
+             return {name(status), status == Status::ok ? result : nb::none()};
+           });
+  module.def(
+      "resolve",
+      [](const Plan& plan, int width, int height, uint32_t key) {
+        Generator generator;
+        generator.seed(key);
+        Steps steps;
+        const Status status = resolve(plan, width, height, generator, steps);
+        nb::list list;
+        const char* kinds[] = {"crop", "resize", "flip_x", "flip_y", "pad", "gray"};
+        for (int i = 0; i < steps.count && status == Status::ok; i++) {
+          const Step& step = steps.items[i];
+          nb::dict item;
+          item["kind"] = kinds[static_cast<int>(step.kind)];
+          item["width"] = step.width;
+          item["height"] = step.height;
+          item["x"] = step.x;
+          item["y"] = step.y;
+          list.append(item);
+        }
+        return nb::make_tuple(name(status), list, generator.next());
+      },
+      "plan"_a, "width"_a, "height"_a, "key"_a,
+      "(status, steps, the next 32-bit word the generator would give)");
+}
+
+void bind_engine(nb::module_& module) {
+  nb::class_<Files>(module, "Files")
+      .def(
+          "__init__",
+          [](Files* self, const nb::bytes& root, const Bytes1d& names, const Offsets& offsets,
+             std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright) {
+            if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
+            const uint64_t* o = offsets.data();
+            for (size_t i = 0; i + 1 < offsets.size(); i++)
+              if (o[i] > o[i + 1]) throw nb::value_error("offsets must not descend");
+            if (o[offsets.size() - 1] > names.size())
+              throw nb::value_error("offsets must lie inside names");
+            new (self) Files();
+            const char* text = static_cast<const char*>(root.data());
+            self->root.assign(text, text + root.size());
+            self->names = reinterpret_cast<const char*>(names.data());
+            self->offsets = o;
+            self->count = static_cast<int64_t>(offsets.size()) - 1;
+            if (max_bytes) self->max_bytes = *max_bytes;
+            if (max_pixels) self->max_pixels = *max_pixels;
+            self->upright = upright;
+          },
+          "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
+          "upright"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
+  nb::class_<Batch>(module, "Batch")
+      .def_static(
+          "new",
+          [](const Plan& plan, const Files& files, const Rows& rows, const Keys& keys,
+             const Memory& out, int channels, int height, int width) {
+            if (rows.size() != keys.size()) throw nb::value_error("one key per row");
+            for (size_t i = 0; i < rows.size(); i++)
+              if (rows.data()[i] < 0 || rows.data()[i] >= files.count)
+                throw nb::index_error("row outside of the files");
+            if (channels != plan.conversion.channels || height < 1 || width < 1)
+              throw nb::value_error("the plan gives another number of channels");
+            auto batch = std::make_shared<Batch>();
+            batch->plan = &plan;
+            batch->files = &files;
+            batch->rows.assign(rows.data(), rows.data() + rows.size());
+            batch->keys.assign(keys.data(), keys.data() + keys.size());
+            batch->out = out.data();
+            batch->height = height;
+            batch->width = width;
+            batch->sample_bytes = element_bytes(plan.conversion.format) *
+                                  static_cast<size_t>(channels) * static_cast<size_t>(height) *
+                                  static_cast<size_t>(width);
+            if (out.size() < batch->sample_bytes * rows.size())
+              throw nb::value_error("the memory is smaller than the batch");
+            batch->statuses.assign(rows.size(), Status::ok);
+            batch->details.assign(rows.size(), 0);
+            batch->remaining = batch->size();
+            return batch;
+          },
+          "plan"_a, "files"_a, "rows"_a, "keys"_a, "out"_a, "channels"_a, "height"_a, "width"_a,
+          nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), nb::keep_alive<0, 5>())
+      .def("failures",
+           [](const Batch& batch) {
+             std::vector<std::tuple<int, std::string, int64_t>> list;
+             for (int i = 0; i < batch.size(); i++)
+               if (batch.statuses[i] != Status::ok)
+                 list.emplace_back(i, name(batch.statuses[i]), batch.details[i]);
+             return list;
+           })
+      .def_prop_ro("done", [](const Batch& batch) { return batch.remaining.load() == 0; });
+  nb::class_<Session>(module, "Session");
+  nb::class_<Pool>(module, "Pool")
+      .def(nb::new_([](const std::optional<std::string>& level) {
+             return std::make_shared<Pool>(level ? level_of(*level) : detected_level());
+           }),
+           "level"_a = nb::none())
+      .def_prop_ro("threads", &Pool::threads)
+      .def_prop_ro("level", [](const Pool& pool) { return name(pool.level()); })
+      .def("open_session", &Pool::open_session, "threads"_a)
+      .def("close_session", &Pool::close_session, nb::call_guard<nb::gil_scoped_release>())
+      .def("submit", &Pool::submit)
+      .def("run_here", &Pool::run_here, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "wait",
+          [](Pool& pool, Session& session, Batch& batch, double seconds, bool watch) {
+            bool declined = false;
+            wait_interruptibly(seconds, [&](std::chrono::milliseconds slice) {
+              const auto before = std::chrono::steady_clock::now();
+              if (pool.wait(session, batch, slice, watch)) return true;
+              declined = watch && std::chrono::steady_clock::now() - before < slice;
+              return declined;
+            });
+            return batch.remaining.load() == 0;
+          },
+          "session"_a, "batch"_a, "seconds"_a, "watch"_a)
+      .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "take_declined",
+          [](Pool& pool, Session& session,
+             double seconds) -> std::optional<std::tuple<std::shared_ptr<Batch>, int, std::string>> {
+            std::optional<Declined> taken;
+            {
+              const nb::gil_scoped_release release;
+              taken = pool.take_declined(
+                  session, std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3)));
+            }
+            if (!taken) return std::nullopt;
+            const Status why = taken->batch->statuses[static_cast<size_t>(taken->sample)];
+            return std::make_tuple(taken->batch, taken->sample, std::string(name(why)));
+          },
+          "session"_a, "seconds"_a)
+      .def(
+          "finish_pixels",
+          [](Pool& pool, Session& session, Batch& batch, int sample,
+             const nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>&
+                 image) {
+            if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
+            const nb::gil_scoped_release release;
+            return std::string(name(pool.finish_pixels(
+                session, batch, sample, image.data(), static_cast<ptrdiff_t>(image.shape(1)) * 3,
+                static_cast<int>(image.shape(0)), static_cast<int>(image.shape(1)))));
+          })
+      .def(
+          "finish_failed",
+          [](Pool& pool, Session& session, Batch& batch, int sample) {
+            if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
+            pool.finish_failed(session, batch, sample, Status::fallback_failed);
+          },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("abandon",
+           [](const std::shared_ptr<Pool>& pool) {
+             // In a forked child: threads are gone and their locks may be held for ever, so nothing may be destroyed.
+             new std::shared_ptr<Pool>(pool);
+             new std::vector<std::shared_ptr<Session>>(pool->sessions());
+           });
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::set_leak_warnings(false);
+  bind_kernels(module);
+  bind_plan(module);
+  bind_engine(module);
+}

@@ -1,0 +1,34 @@
+// Whole files into a thread's scratch memory, by pread: never mmap, so a file that shrinks is an error and not a signal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "buffer.hpp"
+#include "status.hpp"
+
+namespace stoker {
+
+// Where the samples' files are: path i = root + names[ends[i - 1], ends[i]). The arrays belong to Python, which keeps them
+// alive as long as a Files refers to them.
+struct Files {
+  std::vector<char> root;
+  const char* names = nullptr;
+  const uint64_t* offsets = nullptr;  // count + 1 of them, ascending; checked by the binding
+  int64_t count = 0;
+  int64_t max_bytes = int64_t{1} << 31;
+  int64_t max_pixels = int64_t{1} << 40;
+  bool upright = false;
+};
+
+struct FileBytes {
+  Status status = Status::ok;
+  int64_t detail = 0;  // errno, or the file's size for too_large
+  size_t size = 0;     // bytes in the buffer
+};
+
+// Reads file `row`. One open, one fstat, one pread in the usual case.
+FileBytes read_file(const Files& files, int64_t row, Buffer<uint8_t>& buffer);
+
+}  // namespace stoker
