@@ -314,6 +314,8 @@ void bind_plan(nb::module_& module) {
         const Status status = resolve(plan, width, height, generator, steps);
         nb::list list;
         const char* kinds[] = {"crop", "resize", "flip_x", "flip_y", "pad", "gray"};
+        const char* filters[] = {"nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"};
+        const char* modes[] = {"constant", "edge", "reflect", "symmetric"};
         for (int i = 0; i < steps.count && status == Status::ok; i++) {
           const Step& step = steps.items[i];
           nb::dict item;
@@ -322,12 +324,71 @@ void bind_plan(nb::module_& module) {
           item["height"] = step.height;
           item["x"] = step.x;
           item["y"] = step.y;
+          if (step.kind == Step::Kind::resize)
+            item["filter"] = filters[static_cast<int>(step.filter)];
+          if (step.kind == Step::Kind::pad) {
+            item["mode"] = modes[static_cast<int>(step.mode)];
+            item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
+          }
           list.append(item);
         }
         return nb::make_tuple(name(status), list, generator.next());
       },
       "plan"_a, "width"_a, "height"_a, "key"_a,
       "(status, steps, the next 32-bit word the generator would give)");
+}
+
+void bind_random(nb::module_& module) {
+  using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using ConstFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  nb::class_<Generator>(module, "Generator")
+      .def("__init__",
+           [](Generator* self, uint32_t seed) {
+             new (self) Generator();
+             self->seed(seed);
+           })
+      .def("next", &Generator::next)
+      .def("uniform", nb::overload_cast<>(&Generator::uniform))
+      .def("uniform", nb::overload_cast<float, float, bool>(&Generator::uniform))
+      .def("below", [](Generator& generator, int64_t bound) {
+        if (bound < 1 || bound > int64_t{1} << 28) throw nb::value_error("bound out of range");
+        return generator.below(bound);
+      });
+  nb::class_<ExpTable>(module, "ExpTable", "Note [Proven exponentials]")
+      .def("__init__",
+           [](ExpTable* self, float low, float high, bool fused) {
+             if (!(low <= high && low > -32 && high < 32))
+               throw nb::value_error("low and high out of range");
+             new (self) ExpTable(low, high, fused);
+           })
+      .def("arguments",
+           [](const ExpTable& table, uint32_t first, const Floats& out) {
+             if (first > ExpTable::kDraws || out.size() > ExpTable::kDraws - first)
+               throw nb::value_error("outside of the 2^24 draws");
+             const nb::gil_scoped_release release;
+             table.arguments(first, out.data(), out.size());
+           })
+      .def("check",
+           [](ExpTable& table, uint32_t first, const ConstFloats& values) {
+             if (first > ExpTable::kDraws || values.size() > ExpTable::kDraws - first)
+               throw nb::value_error("outside of the 2^24 draws");
+             const nb::gil_scoped_release release;
+             return table.check(first, values.data(), values.size());
+           })
+      .def("value",
+           [](const ExpTable& table, uint32_t draw) {
+             if (draw >= ExpTable::kDraws || !table.proven()) throw nb::value_error("not proven");
+             return table.value(draw);
+           })
+      .def_prop_ro("proven", &ExpTable::proven)
+      .def_prop_ro("exceptions", &ExpTable::exceptions)
+      .def(
+          "publish",
+          [](const ExpTable& table) { return publish(std::make_shared<const ExpTable>(table)); },
+          "Makes a proven table available to every Plan; False where it is not proven.")
+      .def_static("published", [](float low, float high, bool fused) {
+        return find_exp_table(low, high, fused) != nullptr;
+      });
 }
 
 void bind_engine(nb::module_& module) {
@@ -467,5 +528,6 @@ NB_MODULE(_native, module) {
   nb::set_leak_warnings(false);
   bind_kernels(module);
   bind_plan(module);
+  bind_random(module);
   bind_engine(module);
 }

@@ -1,8 +1,10 @@
-// What to do to one sample. A Plan is fixed per loader; resolve() turns it into concrete Steps for one image size and one
-// generator, in the order and with the draws of torchvision. Steps know nothing of pixels.
+// What to do to one sample. A Plan is fixed per loader; resolve() turns it into concrete Steps for
+// one image size and one generator, in the order and with the draws of torchvision. Steps know
+// nothing of pixels.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -21,8 +23,8 @@ struct Step {
   enum class Kind : uint8_t { crop, resize, flip_x, flip_y, pad, gray };
   Kind kind;
   int width = 0, height = 0;  // of the image after this step
-  int x = 0, y = 0;           // crop: origin in the image before; may lie outside, where pixels are 0
-                              // pad: pixels added on the left and at the top
+  int x = 0, y = 0;  // crop: origin in the image before; may lie outside, where pixels are 0
+                     // pad: pixels added on the left and at the top
   Filter filter = Filter::bilinear;
   PadMode mode = PadMode::constant;
   uint8_t fill[3] = {0, 0, 0};
@@ -39,10 +41,19 @@ struct Steps {
 // Declared here, defined in plan.cpp: one operation with its numbers.
 struct Op {
   enum class Kind : uint8_t {
-    resize, center_crop, random_crop, random_resized_crop, flip_x, flip_y, pad, gray, random_gray
+    resize,
+    center_crop,
+    random_crop,
+    random_resized_crop,
+    flip_x,
+    flip_y,
+    pad,
+    gray,
+    random_gray
   };
   Kind kind;
   double numbers[16] = {};
+  std::shared_ptr<const ExpTable> exponentials;  // of random_resized_crop
 };
 
 struct Plan {
@@ -51,7 +62,9 @@ struct Plan {
   Conversion conversion;
   bool draws = false;  // any random op: the generator must be seeded per sample
 
-  // Adds one operation; numbers as listed beside its name in plan.cpp. Throws std::invalid_argument.
+  // Adds one operation; numbers as listed beside its name in plan.cpp. Throws
+  // std::invalid_argument, also where random_resized_crop's exponentials have not been published
+  // (Note [Proven exponentials]).
   void add(std::string_view name, std::span<const double> numbers);
 };
 
