@@ -369,11 +369,12 @@ void bind_random(nb::module_& module) {
              table.arguments(first, out.data(), out.size());
            })
       .def("check",
-           [](ExpTable& table, uint32_t first, const ConstFloats& values) {
-             if (first > ExpTable::kDraws || values.size() > ExpTable::kDraws - first)
+           [](ExpTable& table, uint32_t first, const ConstFloats& x, const ConstFloats& values) {
+             if (first > ExpTable::kDraws || values.size() > ExpTable::kDraws - first ||
+                 values.size() != x.size())
                throw nb::value_error("outside of the 2^24 draws");
              const nb::gil_scoped_release release;
-             return table.check(first, values.data(), values.size());
+             return table.check(first, x.data(), values.data(), values.size());
            })
       .def("value",
            [](const ExpTable& table, uint32_t draw) {
@@ -480,11 +481,12 @@ void bind_engine(nb::module_& module) {
             return batch.remaining.load() == 0;
           },
           "session"_a, "batch"_a, "seconds"_a, "watch"_a)
+      .def("declines", &Pool::declines)
       .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "take_declined",
           [](Pool& pool, Session& session,
-             double seconds) -> std::optional<std::tuple<std::shared_ptr<Batch>, int, std::string>> {
+             double seconds) -> std::optional<std::tuple<std::shared_ptr<Batch>, int, int64_t>> {
             std::optional<Declined> taken;
             {
               const nb::gil_scoped_release release;
@@ -492,8 +494,8 @@ void bind_engine(nb::module_& module) {
                   session, std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3)));
             }
             if (!taken) return std::nullopt;
-            const Status why = taken->batch->statuses[static_cast<size_t>(taken->sample)];
-            return std::make_tuple(taken->batch, taken->sample, std::string(name(why)));
+            const int64_t row = taken->batch->rows[static_cast<size_t>(taken->sample)];
+            return std::make_tuple(taken->batch, taken->sample, row);
           },
           "session"_a, "seconds"_a)
       .def(

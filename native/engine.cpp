@@ -181,6 +181,11 @@ void Pool::cancel(Session& session, Batch& batch) {
   });
 }
 
+bool Pool::declines(Session& session) {
+  const std::lock_guard lock(mutex_);
+  return !session.declined.empty();
+}
+
 std::optional<Declined> Pool::take_declined(Session& session, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   session.declines.wait_for(lock, timeout,

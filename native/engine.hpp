@@ -68,6 +68,8 @@ class Pool {
   // Returns when no thread works on the batch any more; what was not started is Status::cancelled.
   void cancel(Session& session, Batch& batch);
 
+  // True while declined samples wait.
+  bool declines(Session& session);
   // The next declined sample; empty after `timeout` or when the session is closed.
   std::optional<Declined> take_declined(Session& session, std::chrono::milliseconds timeout);
   // Finishes a declined sample from pixels that Pillow decoded, on the calling thread.

@@ -1,0 +1,78 @@
+"""The samples of one batch with the seeds of their generators: what every tier is told, in any process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stoker import order
+from stoker.order import Order
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Who is in a batch, and under which seeds.
+
+    Attributes:
+        seed: the loader's.
+        epoch: the epoch.
+        position: place of the batch's first sample in the epoch's order.
+        indices: the samples, int64 of shape (batch,).
+        draws: tells repeats of an index in one epoch apart; 0 where there are none.
+        order: the order that `indices` come from; None where a foreign sampler made them.
+    """
+
+    seed: int
+    epoch: int
+    position: int
+    indices: NDArray[np.int64]
+    draws: NDArray[np.int64] | int = 0
+    order: Order | None = None
+
+    def keys(self) -> NDArray[np.uint32]:
+        """The 32-bit seeds of the samples' generators, shape (batch,)."""
+        return order.keys(self.seed, self.epoch, self.indices, self.draws)
+
+    def collate_key(self) -> int:
+        """The 32-bit seed under which the batch is collated."""
+        return order.collate_key(self.seed, self.epoch, self.position)
+
+    def after(self, place: int, k: int) -> tuple[int, int] | None:
+        """Index and draw of the sample k positions after ``place``; from the start again at the end.
+
+        A foreign sampler isn't asked ahead of time: there, only this batch is looked at, and None says
+        that it has no more.
+        """
+        if self.order is not None:
+            position = (self.position + place + k) % self.order.samples
+            return int(self.order.indices(self.epoch, position, position + 1)[0]), 0
+        if k >= len(self.indices):
+            return None
+        at = (place + k) % len(self.indices)
+        draws = self.draws
+        return int(self.indices[at]), draws if isinstance(draws, int) else int(draws[at])
+
+
+def seed_generators(key: int) -> None:
+    """Seeds torch's default CPU generator, ``random`` and ``numpy.random`` with a 32-bit key."""
+    torch.default_generator.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Gives the three generators back as they were."""
+    kept = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        random.setstate(kept[1])
+        np.random.set_state(kept[2])

@@ -1,0 +1,218 @@
+"""The only importer of the native core: plans, the process's thread pool, batches in flight.
+
+Note [One pool per process]
+    All loaders share one native thread pool; each has a session on it that says how many threads may
+    serve it. The threads stop when the last session closes. A forked child cannot use its parent's
+    threads: the pool is abandoned there (its locks may be held for ever) and a new one is made when
+    a loader asks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import _native
+from stoker.plan import Plan
+
+STATUS_REASONS = {
+    "not_jpeg": "is not a JPEG",
+    "unsupported": "is a JPEG of a kind that is not decoded natively",
+    "truncated": "is truncated",
+    "corrupt": "has corrupt data",
+    "oriented": "has an EXIF orientation",
+    "open_failed": "cannot be opened",
+    "read_failed": "cannot be read",
+    "too_large": "is larger than max_bytes",
+    "out_of_memory": "needs more memory than there is",
+    "bad_geometry": "has a size that the transform cannot be applied to",
+    "fallback_failed": "cannot be decoded",
+}
+
+
+@lru_cache(maxsize=64)
+def native_plan(plan: Plan) -> _native.Plan:
+    """The native form of ``plan``, made once per plan."""
+    native = _native.Plan()
+    for op in plan.ops:
+        native.add(op.name, op.numbers())
+    native.set_order(plan.order)
+    tail = plan.tail
+    native.set_tail(tail.channels, tail.array(), tail.mean, tail.std)
+    return native
+
+
+_pool: _native.Pool | None = None
+_pool_lock = threading.Lock()
+
+
+def _the_pool() -> _native.Pool:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = _native.Pool()
+        return _pool
+
+
+def _abandon_after_fork() -> None:
+    global _pool, _pool_lock
+    _pool_lock = threading.Lock()
+    if _pool is not None:
+        _pool.abandon()
+        _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_after_fork)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A sample of a batch that is not ok: its place in the batch, the native status and its detail."""
+
+    place: int
+    status: str
+    detail: int
+
+    @property
+    def reason(self) -> str:
+        text = STATUS_REASONS[self.status]
+        if self.status in ("open_failed", "read_failed") and self.detail:
+            return f"{text}: {os.strerror(self.detail)}"
+        return f"{text}: it has {self.detail} bytes" if self.status == "too_large" else text
+
+
+class Batch:
+    """One batch in flight. Its memory must not be looked at before ``Session.wait`` returns True."""
+
+    __slots__ = ("memory", "native", "rows")
+
+    def __init__(
+        self, native: _native.Batch, rows: NDArray[np.int64], memory: NDArray[np.uint8]
+    ) -> None:
+        self.native, self.rows, self.memory = native, rows, memory
+
+    def failures(self) -> list[Failure]:
+        """The samples that are not ok, in order. Only for a finished batch."""
+        return [Failure(*failure) for failure in self.native.failures()]
+
+
+class Session:
+    """One loader's share of the pool.
+
+    Args:
+        threads: native threads that may serve it at once; 0 runs batches in ``submit``.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool = _the_pool()
+        self._native = self._pool.open_session(threads)
+        self._process = os.getpid()
+        self._live: set[Batch] = set()
+        self.closed = False
+
+    def is_ours(self) -> bool:
+        """False in a child forked after the session was made."""
+        return self._process == os.getpid()
+
+    @property
+    def usable(self) -> bool:
+        """False once closed, and in a child forked after it was made."""
+        return not self.closed and self.is_ours()
+
+    def submit(
+        self,
+        plan: Plan,
+        files: _native.Files,
+        rows: NDArray[np.int64],
+        keys: NDArray[np.uint32],
+        memory: NDArray[np.uint8],
+        size: tuple[int, int],
+    ) -> Batch:
+        """Starts a batch: row ``rows[i]`` of ``files`` under ``keys[i]`` goes to place i of ``memory``.
+
+        Args:
+            memory: writable bytes, at least ``len(rows) * channels * height * width`` elements.
+            size: (height, width) of the result.
+        """
+        native = _native.Batch.new(
+            native_plan(plan), files, rows, keys, memory, plan.tail.channels, *size
+        )
+        batch = Batch(native, rows, memory)
+        if self.threads == 0:
+            self._pool.run_here(self._native, native)
+        else:
+            self._live.add(batch)
+            self._pool.submit(self._native, native)
+        return batch
+
+    def wait(self, batch: Batch, seconds: float, watch: bool) -> bool:
+        """True when ``batch`` is finished; with ``watch`` returns early when a declined sample waits."""
+        done: bool = self._pool.wait(self._native, batch.native, seconds, watch)
+        if done:
+            self._live.discard(batch)
+        return done
+
+    def declines(self) -> bool:
+        """True while samples that the native decoder declined wait."""
+        return bool(self._pool.declines(self._native))
+
+    def take_declined(self, seconds: float) -> tuple[_native.Batch, int, int] | None:
+        """The next sample that the native decoder declined: batch, place, row; None after a while."""
+        taken: tuple[_native.Batch, int, int] | None = self._pool.take_declined(
+            self._native, seconds
+        )
+        return taken
+
+    def finish_pixels(self, batch: _native.Batch, place: int, pixels: NDArray[np.uint8]) -> None:
+        """Runs the plan on ``pixels``, uint8 of shape (height, width, 3), and finishes the sample."""
+        self._pool.finish_pixels(self._native, batch, place, pixels)
+
+    def finish_failed(self, batch: _native.Batch, place: int) -> None:
+        """Finishes a declined sample as failed."""
+        self._pool.finish_failed(self._native, batch, place)
+
+    def cancel(self, batches: Sequence[Batch]) -> None:
+        """Returns when nothing works on ``batches`` any more. Waits for samples at work, never for more."""
+        for batch in batches:
+            if batch in self._live:
+                self._live.discard(batch)
+                self._pool.cancel(self._native, batch.native)
+
+    def close(self) -> None:
+        """Cancels what is in flight and gives the threads back. Idempotent."""
+        if self.closed:
+            return
+        if self.is_ours():
+            self.cancel(list(self._live))
+            self._pool.close_session(self._native)
+        self.closed = True
+
+
+def native_files(
+    root: str,
+    names: NDArray[np.uint8],
+    offsets: NDArray[np.uint64],
+    max_bytes: int | None,
+    max_pixels: int | None,
+    upright: bool,
+) -> _native.Files:
+    """The native view of a path table; keeps the arrays alive, copies nothing."""
+    return _native.Files(os.fsencode(root), names, offsets, max_bytes, max_pixels, upright)
+
+
+def pool_threads() -> int:
+    """Native threads alive in this process."""
+    return 0 if _pool is None else int(_pool.threads)
+
+
+def level() -> str:
+    """The SIMD level in use: "scalar", "avx2" or "avx512"."""
+    return str(_native.levels()[-1])

@@ -1,0 +1,91 @@
+"""Pillow decodes every image that the native decoder declines: its answer, or its error, is the truth.
+
+Note [Declined samples]
+    Native threads put what they decline into the session's queue. Python threads, as many as the
+    loader has native ones and started at the first such sample, take from it, decode with Pillow
+    (whose codecs release the GIL) and hand the pixels back to the native plan. An exception is kept
+    until the consumer comes to that sample.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.engine import Batch, Session
+
+Decode = Callable[[int], NDArray[np.uint8]]
+
+
+class Fallback:
+    """Decodes declined samples of one session.
+
+    Args:
+        session: where declined samples wait.
+        decode: row to RGB pixels, uint8 of shape (height, width, 3); raises what Pillow raises.
+    """
+
+    def __init__(self, session: Session, decode: Decode) -> None:
+        self.decode = decode
+        self.decoded = 0
+        """Samples that Pillow has decoded."""
+        self._session = session
+        self._errors: dict[tuple[int, int], Exception] = {}
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+
+    @property
+    def started(self) -> bool:
+        return bool(self._threads)
+
+    def start(self) -> None:
+        """Starts the threads. Idempotent."""
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=self._serve, name=f"stoker-fallback-{i}", daemon=True)
+                for i in range(self._session.threads)
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop.is_set():
+            self.serve_one(0.5)
+
+    def serve_one(self, seconds: float) -> bool:
+        """Decodes one waiting sample on the calling thread; False when none came within ``seconds``."""
+        taken = self._session.take_declined(seconds)
+        if taken is None:
+            return False
+        batch, place, row = taken
+        try:
+            pixels = self.decode(row)
+        except Exception as error:  # a thread hands over: the consumer raises it
+            self._errors[id(batch), place] = error
+            self._session.finish_failed(batch, place)
+        else:
+            self.decoded += 1
+            self._session.finish_pixels(batch, place, pixels)
+        return True
+
+    def error(self, batch: Batch, place: int) -> Exception | None:
+        """What Pillow raised for a sample of a finished batch; forgotten after it was asked for."""
+        return self._errors.pop((id(batch.native), place), None)
+
+    def forget(self, batch: Batch) -> None:
+        """Drops the errors of a batch that nobody will ask for."""
+        for key in [key for key in self._errors if key[0] == id(batch.native)]:
+            del self._errors[key]
+
+    def close(self) -> None:
+        """Joins the threads; call after the session was closed. Idempotent."""
+        self._stop.set()
+        if not self._session.is_ours():
+            return  # a forked child has no such threads
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._threads = []

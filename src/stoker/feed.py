@@ -1,0 +1,184 @@
+"""Batches of a lowered dataset: submitted ahead, taken in order, bad samples dealt with.
+
+Note [No feeder thread]
+    The consumer's own thread submits: asking for a batch first submits the one that is `depth`
+    further on, then waits for its own. Index arithmetic for a batch takes some 0.2 ms; decoding runs
+    in native threads meanwhile. So nothing of Python runs beside the user's code.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stoker.engine import Batch, Failure, Session
+from stoker.draws import Draw
+from stoker.errors import DecodeError
+from stoker.fallback import Fallback
+from stoker.plan import Plan
+from stoker.slots import Slot, Slots
+from stoker.sources.dataset import Rows
+
+TRIES = 100
+"""How many following samples `on_error="skip"` tries before it gives up."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that could not be decoded: index in its dataset, path, reason, and where it was asked for."""
+
+    index: int
+    location: str
+    reason: str
+    epoch: int
+    position: int
+
+
+class BadSamples(list[BadSample]):
+    """The samples that failed so far, and a JSON-lines file of them if asked for."""
+
+    path: Path | None = None
+
+    def report(self, sample: BadSample) -> None:
+        """Adds a sample and writes its line."""
+        self.append(sample)
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(sample)) + "\n")
+
+
+@dataclass
+class Job:
+    """A batch on its way."""
+
+    draw: Draw
+    slot: Slot
+    batch: Batch
+
+
+class Feed:
+    """One loader's engine: plan, rows, threads, memory.
+
+    Args:
+        plan: what to do to a sample.
+        rows: which samples there are.
+        batch_size: the most samples a batch may have.
+        threads: native threads; 0 runs everything on the calling thread.
+        depth: batches ahead.
+        pinned: hand out page-locked memory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rows: Rows,
+        batch_size: int,
+        threads: int,
+        depth: int,
+        pinned: bool,
+    ) -> None:
+        assert plan.output_size is not None
+        self.plan, self.rows, self.depth = plan, rows, depth if threads else 1
+        self.size = plan.output_size
+        self.slots = Slots(
+            (batch_size, plan.tail.channels, *self.size),
+            plan.tail.dtype,
+            keep=self.depth + 2,
+            pinned=pinned,
+        )
+        self.session = Session(threads)
+        self.fallback = Fallback(self.session, rows.decode)
+        self._files = rows.native()
+        self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
+
+    def submit(self, draw: Draw) -> Job:
+        """Starts a batch."""
+        slot = self.slots.take(len(draw.indices))
+        rows = self.rows.rows_of(draw.indices)
+        batch = self.session.submit(
+            self.plan, self._files, rows, draw.keys(), slot.memory, self.size
+        )
+        return Job(draw, slot, batch)
+
+    def finish(self, job: Job, timeout: float) -> list[Failure]:
+        """Waits for a batch; returns the samples that failed.
+
+        Raises:
+            RuntimeError: ``timeout`` seconds (0: no limit) have passed, as torch's loader does.
+        """
+        if self.session.threads == 0:
+            while self.fallback.serve_one(0.0):
+                pass
+            return job.batch.failures()
+        deadline = time.monotonic() + timeout if timeout else float("inf")
+        while not self.session.wait(job.batch, 1.0, watch=not self.fallback.started):
+            if time.monotonic() >= deadline:
+                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
+            if not self.fallback.started and self.session.declines():
+                self.fallback.start()
+        return job.batch.failures()
+
+    def error(self, job: Job, failure: Failure) -> DecodeError:
+        """The error of a failed sample, from Pillow's own where there is one."""
+        index = int(job.draw.indices[failure.place])
+        cause = self.fallback.error(job.batch, failure.place)
+        location = self.rows.location(index)
+        if isinstance(cause, DecodeError):
+            reason = cause.reason
+        else:
+            reason = f"{type(cause).__name__}: {cause}" if cause else failure.reason
+        error = DecodeError(index, location, reason)
+        error.__cause__ = cause
+        return error
+
+    def repair(self, job: Job, failure: Failure) -> bool:
+        """Puts the first good sample that follows at the place of a failed one; False after `TRIES`."""
+        for k in range(1, TRIES + 1):
+            after = job.draw.after(failure.place, k)
+            if after is None:
+                return False
+            index, draw = after
+            one = Draw(job.draw.seed, job.draw.epoch, 0, np.array([index]), draw)
+            retry = self.submit(one)
+            failures = self.finish(retry, 0)
+            if not failures:
+                job.slot.images[failure.place].copy_(retry.slot.images[0])
+                job.draw.indices[failure.place] = index
+                return True
+            self.fallback.forget(retry.batch)
+        return False
+
+    def blank(self, job: Job, failure: Failure) -> None:
+        """Puts what the plan's tail makes of a black image at the place of a failed sample."""
+        image = job.slot.images[failure.place]
+        for channel, value in enumerate(self.plan.tail.black()):
+            image[channel].fill_(value)
+
+    def labels(self, draw: Draw) -> torch.Tensor:
+        """int64 of shape (batch,)."""
+        return torch.from_numpy(self.rows.labels[draw.indices])
+
+    def cancel(self, jobs: deque[Job]) -> None:
+        """Throws batches away; returns when nothing writes to their memory any more."""
+        if self.session.usable:
+            self.session.cancel([job.batch for job in jobs])
+            for job in jobs:
+                self.fallback.forget(job.batch)
+        jobs.clear()
+
+    def close(self) -> None:
+        """Gives threads and memory back. Idempotent."""
+        self._finalizer()
+
+
+def _close(session: Session, fallback: Fallback) -> None:
+    session.close()
+    fallback.close()

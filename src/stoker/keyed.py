@@ -1,0 +1,111 @@
+"""Any map-style dataset on torch's own machinery, with our order and keyed seeds.
+
+Note [Keyed workers]
+    torch's workers are told what to fetch by whatever its batch sampler yields. Ours yields a `Draw`, and
+    `KeyedDataset`, which torch sees as the dataset, seeds the generators before each sample and before
+    the batch is collated. The user's dataset, collate_fn, worker_init_fn and get_worker_info() see
+    nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, get_worker_info
+
+from stoker import order
+from stoker.draws import Draw, seed_generators
+
+TRIES = 100
+"""How many following samples `on_error="skip"` tries before it gives up."""
+
+Report = tuple[int, int, str]
+"""A bad sample: index, position, reason."""
+
+
+class KeyedDataset(Dataset[Any]):
+    """`dataset` under keyed seeds, asked by `Draw`.
+
+    Args:
+        dataset: the user's.
+        on_error: "raise", "skip" or "blank".
+        blank: index to a sample with black pixels, for on_error="blank".
+    """
+
+    def __init__(
+        self, dataset: Any, on_error: str = "raise", blank: Callable[[int], Any] | None = None
+    ) -> None:
+        self.dataset, self.on_error, self.blank = dataset, on_error, blank
+        self.reports: list[Report] = []
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, draw: Draw) -> list[Any]:
+        """The samples of a batch; leaves the generators seeded for collating it."""
+        keys = draw.keys()
+        samples = [
+            self._sample(draw, place, int(index), int(keys[place]))
+            for place, index in enumerate(draw.indices)
+        ]
+        seed_generators(draw.collate_key())
+        return samples
+
+    def __getitem__(self, draw: Draw) -> Any:
+        """The one sample of a loader without batches."""
+        return self._sample(draw, 0, int(draw.indices[0]), int(draw.keys()[0]))
+
+    def _sample(self, draw: Draw, place: int, index: int, key: int) -> Any:
+        seed_generators(key)
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
+            self.reports.append((index, draw.position + place, str(reason)))
+            if self.on_error == "blank" and self.blank is not None:
+                seed_generators(key)
+                return self.blank(index)
+            return self._next_good(draw, place, error)
+
+    def _next_good(self, draw: Draw, place: int, error: Exception) -> Any:
+        for k in range(1, TRIES + 1):
+            after = draw.after(place, k)
+            if after is None:
+                break
+            index, repeat = after
+            indices = np.array([index], np.int64)
+            seed_generators(int(order.keys(draw.seed, draw.epoch, indices, repeat)[0]))
+            try:
+                return self.dataset[index]
+            except Exception as next_error:
+                error = next_error
+        raise error
+
+
+class Reporting:
+    """A collate_fn that hands the reports of bad samples over together with the batch."""
+
+    def __init__(self, collate: Callable[[Any], Any], keyed: KeyedDataset) -> None:
+        self.collate, self.keyed = collate, keyed
+
+    def __call__(self, samples: Any) -> tuple[list[Report], Any]:
+        reports, self.keyed.reports = self.keyed.reports, []
+        return reports, self.collate(samples)
+
+
+class WorkerInit:
+    """A worker_init_fn after which ``get_worker_info().dataset`` is the user's dataset."""
+
+    def __init__(self, user: Callable[[int], None] | None) -> None:
+        self.user = user
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, KeyedDataset):
+            vars(info)["dataset"] = info.dataset.dataset  # its own __setattr__ refuses
+        if self.user is not None:
+            self.user(worker)

@@ -1,0 +1,76 @@
+"""What this process may use of the machine: cores, and how many processes share them."""
+
+from __future__ import annotations
+
+import os
+from math import ceil, floor
+from pathlib import Path
+
+
+def _quota_v2(text: str) -> float | None:
+    quota, period = (text.split() + ["100000"])[:2]
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _cgroup_cores(proc: Path, cgroups: Path) -> float | None:
+    """The smallest CPU quota, in cores, of this process's cgroup (v1 or v2) and those above it."""
+    found: list[float] = []
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            base = cgroups
+        elif "cpu" in controllers.split(","):
+            base = cgroups / controllers
+            if not base.is_dir():
+                base = cgroups / "cpu"
+        else:
+            continue
+        # In a container the path is the host's and may not exist: the mount point then is the cgroup itself.
+        inside = base / path.lstrip("/")
+        for folder in [inside, *inside.parents]:
+            try:
+                if (folder / "cpu.max").is_file():
+                    cores = _quota_v2((folder / "cpu.max").read_text())
+                elif (folder / "cpu.cfs_quota_us").is_file():
+                    quota = int((folder / "cpu.cfs_quota_us").read_text())
+                    period = int((folder / "cpu.cfs_period_us").read_text())
+                    cores = quota / period if quota > 0 else None
+                else:
+                    cores = None
+            except (OSError, ValueError):
+                cores = None
+            if cores:
+                found.append(cores)
+            if folder == base:
+                break
+    return min(found) if found else None
+
+
+def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that this process may use: the affinity mask and the cgroup's CPU quota are respected."""
+    if hasattr(os, "sched_getaffinity"):
+        cores: float = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = _cgroup_cores(proc, cgroups)
+    return min(cores, quota) if quota else cores
+
+
+def local_world_size() -> int:
+    """Processes of this job on this machine, as torchrun says (LOCAL_WORLD_SIZE), else 1."""
+    value = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(value)) if value.isdigit() else 1
+
+
+def default_threads() -> int:
+    """Native threads where ``num_workers`` is left out: three quarters of this rank's cores, at least 1."""
+    return max(1, floor(0.75 * usable_cores() / local_world_size()))
+
+
+def most_workers() -> int:
+    """More workers than this only take cores from each other."""
+    return max(1, ceil(usable_cores() / local_world_size()))

@@ -1,0 +1,104 @@
+"""Memory of batches: handed out, and taken back only when nothing can see it any more.
+
+Note [Slot lifetime]
+    A batch that was taken is the user's. The tensor's storage owns a NumPy array (the lease) that
+    looks into the slot; when the storage dies, views included, the lease dies with it and its
+    finaliser puts the slot back. So ``list(loader)`` works, and a batch that is kept for long costs
+    one more slot, nothing else.
+
+    Page-locked batches are different: a ``non_blocking`` copy may still read the memory after the
+    tensor has died. torch's caching host allocator knows of these copies (it records an event for
+    each and reuses a block only when all have passed), so page-locked memory is always taken
+    from it, batch by batch, and never kept here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_DTYPES = {
+    "uint8": (np.uint8, torch.uint8),
+    "float32": (np.float32, torch.float32),
+    "float16": (np.float16, torch.float16),
+    "bfloat16": (np.int16, torch.bfloat16),  # NumPy has no bfloat16: its bits
+}
+
+
+def accelerator_pins() -> bool:
+    """True where ``pin_memory=True`` has an effect: an accelerator is there."""
+    return torch.accelerator.is_available() if hasattr(torch, "accelerator") else (
+        torch.cuda.is_available()
+    )
+
+
+def _page_locked(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+@dataclass
+class Slot:
+    """Memory of one batch: ``memory`` is its bytes, ``images`` the tensor that will be handed out."""
+
+    memory: NDArray[np.uint8]
+    images: torch.Tensor
+
+
+class Slots:
+    """A pool of batch memory of one loader.
+
+    Args:
+        shape: (batch, channels, height, width) of a full batch.
+        dtype: "uint8", "float32", "float16" or "bfloat16".
+        keep: slots kept for reuse; more are freed as they come back.
+        pinned: take page-locked memory from ``allocate`` instead.
+        allocate: size in bytes to a page-locked uint8 tensor of shape (size,).
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        dtype: str,
+        keep: int,
+        pinned: bool = False,
+        allocate: Callable[[int], torch.Tensor] = _page_locked,
+    ) -> None:
+        self.shape, self.dtype, self.pinned = shape, dtype, pinned
+        self._numpy, self._torch = _DTYPES[dtype]
+        self._sample_bytes = int(np.prod(shape[1:])) * np.dtype(self._numpy).itemsize
+        self._allocate = allocate
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=keep)
+        self.allocated = 0
+        """How often memory was asked for, since the start."""
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a full batch."""
+        return self._sample_bytes * self.shape[0]
+
+    def take(self, samples: int) -> Slot:
+        """Memory for ``samples`` images, at most a full batch."""
+        size = self._sample_bytes * samples
+        if self.pinned:
+            self.allocated += 1
+            pinned = self._allocate(max(size, 1))
+            images = pinned[:size].view(self._torch).view(samples, *self.shape[1:])
+            return Slot(pinned.numpy(), images)
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            self.allocated += 1
+            # Uninitialised, page-aligned where malloc maps it: the kernels write all of it.
+            memory = np.empty(self.batch_bytes, np.uint8)
+        lease = memory[:size].view(self._numpy).reshape(samples, *self.shape[1:])
+        weakref.finalize(lease, self._free.append, memory).atexit = False
+        images = torch.from_numpy(lease)
+        if images.dtype != self._torch:
+            images = images.view(self._torch)
+        return Slot(memory, images)
