@@ -34,20 +34,21 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 ROWS = [
     _row("_native errors"),
     _row("plan order stats cache", "numpy platformdirs"),
-    _row("storage", "numpy", "fsspec"),
+    _row("storage engine slots", "numpy torch", "fsspec"),
     _row(
-        "sources engine fallback slots",
+        "sources fallback",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow pillow_heif",
     ),
-    _row("lower trace transfer samplers", "numpy torch", "torchvision PIL timm"),
+    _row("lower feed trace transfer samplers", "numpy torch", "torchvision PIL timm"),
     _row("loader", "numpy torch"),
     _row("patch diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
     _row("cli", "numpy torch typer rich", "torchvision PIL"),
 ]
 
-# torch stands in slots and in the reader of torch's own data sets, nowhere else in its row.
-MAY_IMPORT_TORCH_IN_ROW_3 = {"slots", "sources.dataset"}
+# torch stands in slots and in the readers of torch's own data sets, nowhere else in their rows.
+ROWS_THAT_HARDLY_KNOW_TORCH = (2, 3)
+MAY_IMPORT_TORCH_THERE = {"slots", "sources.dataset"}
 
 # Inside a row: the importing module, what it may import, and whether only inside a function.
 WITHIN_A_ROW = [
@@ -127,7 +128,8 @@ def _fault(module: str, imported: Import) -> str | None:
     if top != "stoker":
         if top in sys.stdlib_module_names:
             return None
-        if top == "torch" and number == 3 and module not in MAY_IMPORT_TORCH_IN_ROW_3:
+        hardly = number in ROWS_THAT_HARDLY_KNOW_TORCH and module not in MAY_IMPORT_TORCH_THERE
+        if top == "torch" and hardly:
             return None if imported.lazy else "imports torch at the top"
         if top in row.eager or (imported.lazy and top in row.lazy):
             return None

@@ -1,0 +1,53 @@
+"""The command line: `stoker bench` and `stoker parity`, each in a file of its own.
+
+Exit status: 0 done, 1 the data or the machine would not do (the message names file, reason and
+remedy) or `parity` found a difference, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stoker.cli.bench import bench
+from stoker.cli.parity import parity
+from stoker.errors import StokerError
+
+app = typer.Typer(
+    name="stoker",
+    help="Speed and exactness of stoker on your own data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(bench)
+app.command()(parity)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"stoker {version('stoker')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options that stand before the command; the help text is the app's."""
+
+
+def main() -> None:
+    """Entry point of the `stoker` command."""
+    try:
+        app()
+    except StokerError as error:
+        Console(stderr=True).print("[red]error:[/]", str(error), highlight=False, markup=True)
+        raise SystemExit(1) from None
