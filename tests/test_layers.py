@@ -33,22 +33,22 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 # From the bottom to the top; a module imports only from rows before its own.
 ROWS = [
     _row("_native errors"),
-    _row("plan order stats cache", "numpy platformdirs"),
-    _row("storage engine slots", "numpy torch", "fsspec"),
+    _row("plan order stats cache machine", "numpy platformdirs"),
+    _row("storage engine slots draws", "numpy torch", "fsspec"),
     _row(
         "sources fallback",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow pillow_heif",
     ),
-    _row("lower feed trace transfer samplers", "numpy torch", "torchvision PIL timm"),
+    _row("lower feed keyed trace transfer samplers", "numpy torch", "torchvision PIL timm"),
     _row("loader", "numpy torch"),
     _row("patch diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
-    _row("cli", "numpy torch typer rich", "torchvision PIL"),
+    _row("cli", "numpy torch PIL typer rich", "torchvision"),
 ]
 
 # torch stands in slots and in the readers of torch's own data sets, nowhere else in their rows.
 ROWS_THAT_HARDLY_KNOW_TORCH = (2, 3)
-MAY_IMPORT_TORCH_THERE = {"slots", "sources.dataset"}
+MAY_IMPORT_TORCH_THERE = {"slots", "draws", "sources.dataset"}
 
 # Inside a row: the importing module, what it may import, and whether only inside a function.
 WITHIN_A_ROW = [
