@@ -52,9 +52,9 @@ class ExpTable {
   bool fused() const { return fused_; }
   // uniform_'s result for draw, draw + 1, ... below 2^24, to be handed to torch.exp.
   void arguments(uint32_t first, float* out, size_t count) const;
-  // Compares torch.exp of the same arguments. Ranges must follow one another from 0 to 2^24.
+  // Compares torch.exp of these arguments. Ranges must follow one another from 0 to 2^24.
   // False, for good, where a value is not ours or its neighbour, or where too many differ.
-  bool check(uint32_t first, const float* values, size_t count);
+  bool check(uint32_t first, const float* arguments, const float* values, size_t count);
   // True once all 2^24 values have passed.
   bool proven() const { return good_ && checked_ == kDraws; }
   size_t exceptions() const { return exceptions_.size(); }
