@@ -41,6 +41,7 @@ ROWS = [
         "torchvision lmdb pyarrow pillow_heif",
     ),
     _row("lower feed keyed trace transfer samplers", "numpy torch", "torchvision PIL timm"),
+    _row("tiers iterate explain", "numpy torch PIL"),
     _row("loader", "numpy torch"),
     _row("patch diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
     _row("cli", "numpy torch PIL typer rich", "torchvision"),

@@ -99,6 +99,15 @@ class Feed:
         self._files = rows.native()
         self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
 
+    def fits(self, plan: Plan, rows: Rows, threads: int) -> bool:
+        """True where this feed can serve on: same plan, same samples, same threads, not closed."""
+        return (
+            self.session.usable
+            and self.session.threads == threads
+            and self.plan == plan
+            and self.rows.same_as(rows)
+        )
+
     def submit(self, draw: Draw) -> Job:
         """Starts a batch."""
         slot = self.slots.take(len(draw.indices))

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from stoker import order
 from stoker.draws import Draw, seed_generators
+from stoker.errors import DecodeError
 
 TRIES = 100
 """How many following samples `on_error="skip"` tries before it gives up."""
@@ -39,6 +40,7 @@ class KeyedDataset(Dataset[Any]):
     ) -> None:
         self.dataset, self.on_error, self.blank = dataset, on_error, blank
         self.reports: list[Report] = []
+        self.error: DecodeError | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -46,16 +48,22 @@ class KeyedDataset(Dataset[Any]):
     def __getitems__(self, draw: Draw) -> list[Any]:
         """The samples of a batch; leaves the generators seeded for collating it."""
         keys = draw.keys()
-        samples = [
-            self._sample(draw, place, int(index), int(keys[place]))
-            for place, index in enumerate(draw.indices)
-        ]
+        try:
+            samples = [
+                self._sample(draw, place, int(index), int(keys[place]))
+                for place, index in enumerate(draw.indices)
+            ]
+        except DecodeError:
+            return []
         seed_generators(draw.collate_key())
         return samples
 
     def __getitem__(self, draw: Draw) -> Any:
         """The one sample of a loader without batches."""
-        return self._sample(draw, 0, int(draw.indices[0]), int(draw.keys()[0]))
+        try:
+            return self._sample(draw, 0, int(draw.indices[0]), int(draw.keys()[0]))
+        except DecodeError:
+            return None
 
     def _sample(self, draw: Draw, place: int, index: int, key: int) -> Any:
         seed_generators(key)
@@ -63,6 +71,8 @@ class KeyedDataset(Dataset[Any]):
             return self.dataset[index]
         except Exception as error:
             if self.on_error == "raise":
+                if isinstance(error, DecodeError):
+                    self.error = error
                 raise
             reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
             self.reports.append((index, draw.position + place, str(reason)))
@@ -87,12 +97,19 @@ class KeyedDataset(Dataset[Any]):
 
 
 class Reporting:
-    """A collate_fn that hands the reports of bad samples over together with the batch."""
+    """A collate_fn that hands over, with the batch, the reports of bad samples or a DecodeError.
+
+    An exception that leaves a worker is made anew by torch from its text alone and would lose its
+    attributes.
+    """
 
     def __init__(self, collate: Callable[[Any], Any], keyed: KeyedDataset) -> None:
         self.collate, self.keyed = collate, keyed
 
-    def __call__(self, samples: Any) -> tuple[list[Report], Any]:
+    def __call__(self, samples: Any) -> tuple[list[Report] | DecodeError, Any]:
+        error, self.keyed.error = self.keyed.error, None
+        if error is not None:
+            return error, None
         reports, self.keyed.reports = self.keyed.reports, []
         return reports, self.collate(samples)
 

@@ -1,0 +1,27 @@
+"""stoker: a drop-in PyTorch DataLoader for images, with a native engine and the same pixels."""
+
+from stoker.errors import (
+    DecodeError,
+    ResumeError,
+    SourceError,
+    StokerError,
+    StokerWarning,
+    UnsupportedError,
+)
+from stoker.loader import DataLoader
+from stoker.sources import ImageDataset, ImageFolder
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataLoader",
+    "DecodeError",
+    "ImageDataset",
+    "ImageFolder",
+    "ResumeError",
+    "SourceError",
+    "StokerError",
+    "StokerWarning",
+    "UnsupportedError",
+    "__version__",
+]

@@ -1,0 +1,214 @@
+"""How an epoch is walked: batches of samples drawn from the order, and the iterators a user's loop sees."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory as to_page_locked
+
+from stoker.draws import Draw, generators_kept, seed_generators
+from stoker.engine import Failure
+from stoker.errors import DecodeError
+from stoker.feed import BadSample, BadSamples, Feed, Job
+from stoker.keyed import KeyedDataset, Reporting
+from stoker.order import Order
+
+
+@dataclass(frozen=True)
+class OrderedBatches:
+    """The batches of one epoch of our own order: arithmetic, so any epoch can be walked ahead of time.
+
+    Args:
+        batch_size: samples per batch.
+        drop_last: leave out the last batch where it isn't full.
+    """
+
+    order: Order
+    epoch: int
+    batch_size: int
+    drop_last: bool
+
+    def __iter__(self) -> Iterator[Draw]:
+        samples = self.order.samples
+        end = samples - samples % self.batch_size if self.drop_last else samples
+        for start in range(0, end, self.batch_size):
+            indices = self.order.indices(self.epoch, start, min(start + self.batch_size, end))
+            yield Draw(self.order.seed, self.epoch, start, indices, order=self.order)
+
+
+@dataclass(frozen=True)
+class ForeignBatches:
+    """The batches that a user's sampler or batch sampler makes, asked one by one as torch asks.
+
+    Args:
+        sampler: yields lists of indices, or single indices where the loader does not batch.
+        repeats: an index may come twice in an epoch, so the position tells its draws apart.
+    """
+
+    sampler: Iterable[Any]
+    seed: int
+    epoch: int
+    repeats: bool
+
+    def __iter__(self) -> Iterator[Draw]:
+        position = 0
+        for batch in self.sampler:
+            indices = np.atleast_1d(np.asarray(batch, np.int64))
+            draws = (position + np.arange(len(indices))) & 0xFFFFFFFF if self.repeats else 0
+            yield Draw(self.seed, self.epoch, position, indices, draws)
+            position += len(indices)
+
+
+Batches = OrderedBatches | ForeignBatches
+
+
+class Draws:
+    """What torch's loader takes for its batch sampler: the `Draw`s of whatever epoch is set."""
+
+    batches: Batches
+
+    def __iter__(self) -> Iterator[Draw]:
+        return iter(self.batches)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a loader's iterators do about bad samples and slow ones."""
+
+    on_error: str
+    bad_samples: BadSamples
+    timeout: float
+    dataset: Any
+
+
+class LoweredIterator:
+    """One epoch from the native engine.
+
+    Args:
+        feed: the loader's engine.
+        batches: this epoch's batches.
+        then: the next epoch's, prepared while this one's last are consumed; None prepares nothing.
+        ahead: where the iterator of the next epoch is put.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        batches: Batches,
+        policy: Policy,
+        then: OrderedBatches | None = None,
+        ahead: list[LoweredIterator] | None = None,
+    ) -> None:
+        self.feed, self.batches, self.policy = feed, batches, policy
+        self._then, self._ahead = then, ahead
+        self._draws: Iterator[Draw] = iter(batches)
+        self._jobs: deque[Job] = deque()
+        self._next: LoweredIterator | None = None
+
+    def __iter__(self) -> LoweredIterator:
+        return self
+
+    def resume(self, then: OrderedBatches | None, ahead: list[LoweredIterator]) -> LoweredIterator:
+        """This iterator, prepared during the epoch before, as that of the epoch that begins."""
+        self._then, self._ahead = then, ahead
+        return self
+
+    def _start(self, room: int) -> None:
+        """Submits batches until ``room`` are on their way, then those of the next epoch."""
+        while len(self._jobs) < room:
+            draw = next(self._draws, None)
+            if draw is None:
+                if self._then is not None and self._ahead is not None and self._next is None:
+                    self._next = LoweredIterator(self.feed, self._then, self.policy)
+                    self._ahead.append(self._next)
+                if self._next is not None:
+                    self._next._start(room - len(self._jobs))
+                return
+            self._jobs.append(self.feed.submit(draw))
+
+    def __next__(self) -> list[torch.Tensor]:
+        self._start(self.feed.depth)
+        if not self._jobs:
+            self._next = None  # it belongs to the loader now
+            raise StopIteration
+        job = self._jobs[0]
+        failures = self.feed.finish(job, self.policy.timeout)
+        self._jobs.popleft()
+        for failure in failures:
+            self._deal_with(job, failure)
+        return [job.slot.images, self.feed.labels(job.draw)]
+
+    def _deal_with(self, job: Job, failure: Failure) -> None:
+        draw, place = job.draw, failure.place
+        error = self.feed.error(job, failure)
+        if failure.status == "bad_geometry":
+            error = self._original_error(draw, place, error)
+        if self.policy.on_error == "raise":
+            raise error
+        self.policy.bad_samples.report(
+            BadSample(error.index, error.location, error.reason, draw.epoch, draw.position + place)
+        )
+        if self.policy.on_error == "blank":
+            self.feed.blank(job, failure)
+        elif not self.feed.repair(job, failure):
+            raise error
+
+    def _original_error(self, draw: Draw, place: int, error: DecodeError) -> DecodeError:
+        """The same with what the user's own code raises for this sample as its reason and cause."""
+        with generators_kept():
+            seed_generators(int(draw.keys()[place]))
+            try:
+                self.policy.dataset[error.index]
+            except Exception as original:
+                reason = f"{type(original).__name__}: {original}"
+                error = DecodeError(error.index, error.location, reason)
+                error.__cause__ = original
+        return error
+
+    def close(self) -> None:
+        """Throws away what is in flight. Idempotent."""
+        self._draws = iter(())
+        self._then = None
+        self.feed.cancel(self._jobs)
+
+    def __del__(self) -> None:
+        if getattr(self, "_jobs", None):
+            self.close()
+
+
+class KeyedIterator:
+    """One epoch from torch's machinery under keyed seeds.
+
+    Args:
+        source: yields what `Reporting` collates.
+        report: index, position and reason of a bad sample to the loader's list.
+    """
+
+    def __init__(self, source: Iterator[Any], report: Callable[[int, int, str], None]) -> None:
+        self._source, self._report = source, report
+
+    def __iter__(self) -> KeyedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        reports, batch = next(self._source)
+        if isinstance(reports, DecodeError):
+            raise reports
+        for report in reports:
+            self._report(*report)
+        return batch
+
+
+def on_calling_thread(
+    keyed: KeyedDataset, draws: Iterable[Draw], collate: Reporting, batched: bool, pin: bool
+) -> Iterator[Any]:
+    """What torch's loader does with ``num_workers=0``; the caller's generators are left as they were."""
+    for draw in draws:
+        with generators_kept():
+            batch = collate(keyed.__getitems__(draw) if batched else keyed[draw])
+        yield to_page_locked(batch) if pin else batch

@@ -1,0 +1,407 @@
+"""`DataLoader`: torch's, with a native engine where dataset and transform are proven stock."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from stoker import machine
+from stoker.engine import level
+from stoker.errors import StokerWarning, UnsupportedError
+from stoker.explain import Explanation
+from stoker.feed import BadSample, BadSamples, Feed
+from stoker.iterate import (
+    Batches,
+    Draws,
+    ForeignBatches,
+    KeyedIterator,
+    LoweredIterator,
+    OrderedBatches,
+    Policy,
+    on_calling_thread,
+)
+from stoker.keyed import KeyedDataset, Reporting, WorkerInit
+from stoker.lower import Refusal
+from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw_seed
+from stoker.slots import accelerator_pins
+from stoker.tiers import Lowered, blank_sample, lower, sample_location
+
+
+def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Combines a dataset and a sampler, and yields batches: torch's ``DataLoader``, fed natively.
+
+    Arguments up to ``in_order`` are torch's, in torch's order. Where the dataset is a folder or label
+    file dataset and its transform consists of stock torchvision transforms, native threads read,
+    decode and transform into the batch's memory, and the tensors are bit for bit those of
+    ``dataset[index]``. Everything else runs on torch's own machinery; ``explain()`` says why.
+
+    Args:
+        num_workers: native threads, or worker processes where torch's machinery runs. Left out:
+            three quarters of the usable cores per rank for native threads, 0 for torch's
+            machinery. 0 works on the calling thread.
+        prefetch_factor: natively, ``max(2, prefetch_factor)`` batches are prepared ahead in total.
+        seed: of the order and of every random transform; left out, taken from ``generator`` or
+            torch's default generator at the first iteration.
+        randomness: "keyed": order and draws are a pure function of seed, epoch and position, the
+            same with any number of workers. "torch": exactly the batches that torch's loader gives
+            for the same ``torch.manual_seed``; nothing runs natively.
+        on_error: what becomes of a sample that cannot be decoded. "raise": ``DecodeError``. "skip":
+            the next good sample of the order takes its place. "blank": black pixels, the label stays.
+        tier: "stock" switches the native engine off.
+        order: None: as ``shuffle`` says. "full" shuffles, "none" does not.
+        strict: raise ``UnsupportedError`` where the native engine cannot be used.
+
+    Raises:
+        ValueError: an argument is out of its range, or arguments exclude each other, as in torch.
+        UnsupportedError: ``strict`` and something prevents the native engine.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        randomness: Literal["keyed", "torch"] = "keyed",
+        on_error: Literal["raise", "skip", "blank"] = "raise",
+        tier: Literal["auto", "stock"] = "auto",
+        order: Literal["full", "none"] | None = None,
+        strict: bool = False,
+    ) -> None:
+        _choice("randomness", randomness, ("keyed", "torch"))
+        _choice("on_error", on_error, ("raise", "skip", "blank"))
+        _choice("tier", tier, ("auto", "stock"))
+        _choice("order", order, (None, "full", "none"))
+        if order is not None and (sampler is not None or batch_sampler is not None):
+            raise ValueError("order is mutually exclusive with sampler and batch_sampler")
+        if order is not None and shuffle is not None and shuffle != (order == "full"):
+            raise ValueError(f"order={order!r} and shuffle={shuffle} contradict each other")
+        if order is not None:
+            shuffle = order == "full"
+        if num_workers == 0 and (prefetch_factor is not None or persistent_workers):
+            warnings.warn(
+                "num_workers=0 works on the calling thread: prefetch_factor and persistent_workers "
+                "have no effect",
+                StokerWarning,
+                stacklevel=2,
+            )
+            prefetch_factor, persistent_workers = None, False
+        keyed = randomness == "keyed" and not isinstance(dataset, IterableDataset)
+        if on_error != "raise" and not keyed:
+            raise ValueError(f"on_error={on_error!r} needs a map-style dataset and keyed randomness")
+        own = keyed and sampler is None and batch_sampler is None
+        if own:
+            kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
+            sampler = kind(dataset, seed=seed, generator=generator)
+        with warnings.catch_warnings():
+            # Our own warning below knows this rank and the cgroup's quota; torch's would come on top.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            super().__init__(
+                dataset,
+                batch_size,
+                None if own else shuffle,
+                sampler,
+                batch_sampler,
+                # Left out: 1 until the tier is known, so that torch refuses nothing that needs workers.
+                1 if num_workers is None else num_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
+        self.shuffle, self.seed, self.randomness, self.on_error = shuffle, seed, randomness, on_error
+        self.tier, self.order, self.strict = tier, order, strict
+        self.bad_samples = BadSamples()
+        self._keyed = keyed
+        self._epoch = 0
+        self._foreign_epoch: int | None = None
+        self._foreign_seed = seed
+        self._feed: Feed | None = None
+        self._ahead: list[LoweredIterator] = []
+        self._inner: torch.utils.data.DataLoader[Any] | None = None
+        self._warned = False
+        if num_workers is None:
+            self._choose_workers()
+        elif num_workers > machine.most_workers():
+            warnings.warn(
+                f"num_workers={num_workers}: this process may use {machine.most_workers()} cores; more "
+                "workers than that take time from each other",
+                StokerWarning,
+                stacklevel=2,
+            )
+        if strict:
+            self._lowered()
+
+    # Which tier
+
+    def _choose_workers(self) -> None:
+        if isinstance(self._lowered(), Lowered):
+            self.num_workers = machine.default_threads()
+        else:
+            self.num_workers = 0
+            self.prefetch_factor = None
+            object.__setattr__(self, "persistent_workers", False)  # torch's guard is for users
+
+    def _lowered(self) -> Lowered | Refusal:
+        """The plan for dataset and transform as they are now, or what prevents one."""
+        lowered = self._prevented() or lower(self.dataset)
+        if isinstance(lowered, Refusal) and self.strict:
+            raise UnsupportedError(lowered.op, lowered.why, lowered.instead)
+        return lowered
+
+    def _prevented(self) -> Refusal | None:
+        """What keeps this loader's arguments from the native engine, whatever the dataset is."""
+        if isinstance(self.dataset, IterableDataset):
+            return Refusal("IterableDataset", "it decides itself what comes next", "use a map-style dataset")
+        if self.randomness == "torch":
+            return Refusal("randomness='torch'", "asks for torch's own streams", "leave it at 'keyed'")
+        if self.tier == "stock":
+            return Refusal("tier='stock'", "switches the native engine off", "leave it at 'auto'")
+        if not self._auto_collation:
+            return Refusal("batch_size=None", "there are no batches to fill", "give a batch_size")
+        if self.collate_fn is not default_collate:
+            name = getattr(self.collate_fn, "__qualname__", type(self.collate_fn).__qualname__)
+            return Refusal(f"collate_fn {name}", "it is the user's code", "leave collate_fn out")
+        return None
+
+    # The order
+
+    @property
+    def _own_sampler(self) -> OrderedRandomSampler | OrderedSequentialSampler | None:
+        kinds = (OrderedRandomSampler, OrderedSequentialSampler)
+        return self.sampler if self._keyed and isinstance(self.sampler, kinds) else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch the next iteration is; without it each iteration is one further."""
+        self._epoch = epoch
+        for sampler in (self.sampler, self.batch_sampler):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        self._foreign_epoch = getattr(self.sampler, "epoch", None)
+
+    def _begin_epoch(self) -> int:
+        """The epoch that starts now."""
+        own = self._own_sampler
+        if own is not None:
+            epoch = int(own.epoch)
+            own.set_epoch(epoch + 1)
+            return epoch
+        # A DistributedSampler that the user has told its epoch knows better than our count.
+        told = getattr(self.sampler, "epoch", None)
+        if isinstance(told, int) and told != self._foreign_epoch:
+            self._epoch = self._foreign_epoch = told
+        self._epoch += 1
+        return self._epoch - 1
+
+    def _batches(self, epoch: int) -> Batches:
+        own = self._own_sampler
+        if own is not None and type(self.batch_sampler) is BatchSampler:
+            return OrderedBatches(
+                own.order, epoch, self.batch_sampler.batch_size, self.batch_sampler.drop_last
+            )
+        if self._foreign_seed is None:
+            self._foreign_seed = draw_seed(self.generator)
+        once = type(self.sampler) in (SequentialSampler, OrderedSequentialSampler) or (
+            isinstance(self.sampler, RandomSampler)
+            and type(self.sampler) in (RandomSampler, OrderedRandomSampler)
+            and not self.sampler.replacement
+            and self.sampler.num_samples <= len(self.dataset)  # type: ignore[arg-type]
+        )
+        repeats = not once or type(self.batch_sampler) not in (BatchSampler, type(None))
+        return ForeignBatches(self._index_sampler, self._foreign_seed, epoch, repeats)
+
+    # The loop
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if not self._keyed:
+            self._warn_if_slower(self._prevented())
+            return super().__iter__()
+        lowered = self._lowered()
+        epoch = self._begin_epoch()
+        batches = self._batches(epoch)
+        if isinstance(lowered, Lowered):
+            return self._iterate_lowered(lowered, batches)
+        self._warn_if_slower(lowered)
+        return self._iterate_keyed(batches)
+
+    def _warn_if_slower(self, refusal: Refusal | None) -> None:
+        asked_for = self.tier == "stock" or self.randomness == "torch"
+        if refusal is not None and not self._warned and not asked_for:
+            self._warned = True
+            warnings.warn(
+                f"not run natively: {refusal.op}: {refusal.why} (instead: {refusal.instead}); torch's own "
+                "machinery serves this loader",
+                StokerWarning,
+                stacklevel=3,
+            )
+
+    def _pins(self) -> bool:
+        if self.pin_memory and not accelerator_pins():
+            warnings.warn(
+                "'pin_memory' argument is set as true but no accelerator is found, then device pinned "
+                "memory won't be used.",
+                stacklevel=4,
+            )
+            return False
+        return self.pin_memory
+
+    def _iterate_lowered(self, lowered: Lowered, batches: Batches) -> LoweredIterator:
+        feed = self._feed
+        if feed is None or not feed.fits(lowered.plan, lowered.rows, self.num_workers):
+            batch_size = getattr(self.batch_sampler, "batch_size", None)
+            feed = self._feed = Feed(
+                lowered.plan,
+                lowered.rows,
+                batch_size if isinstance(batch_size, int) else 1,
+                self.num_workers,
+                max(2, self.prefetch_factor or 2),
+                self._pins(),
+            )
+        then = None
+        if self.persistent_workers and isinstance(batches, OrderedBatches):
+            then = replace(batches, epoch=batches.epoch + 1)
+        ahead = self._ahead.pop() if self._ahead else None
+        if ahead is not None:
+            if ahead.feed is feed and ahead.batches == batches:
+                return ahead.resume(then, self._ahead)
+            ahead.close()
+        policy = Policy(self.on_error, self.bad_samples, self.timeout, self.dataset)
+        return LoweredIterator(feed, batches, policy, then, self._ahead)
+
+    def _iterate_keyed(self, batches: Batches) -> KeyedIterator:
+        blank = None
+        if self.on_error == "blank":
+            blank = blank_sample(self.dataset)
+            if isinstance(blank, Refusal):
+                raise UnsupportedError(f"on_error='blank' and {blank.op}", blank.why, "use 'skip'")
+        if self.num_workers == 0:
+            keyed = KeyedDataset(self.dataset, self.on_error, blank)
+            collate = Reporting(self.collate_fn, keyed)
+            source = on_calling_thread(keyed, batches, collate, self._auto_collation, self._pins())
+        else:
+            if self._inner is None or not self.persistent_workers:
+                self._inner_draws = Draws()
+                self._inner = self._make_inner(self._inner_draws, blank)
+            self._inner_draws.batches = batches
+            source = iter(self._inner)
+
+        def report(index: int, position: int, reason: str) -> None:
+            location = sample_location(self.dataset, index)
+            self.bad_samples.report(
+                BadSample(index, location, reason, batches.epoch, position)
+            )
+
+        return KeyedIterator(source, report)
+
+    def _make_inner(self, draws: Draws, blank: Any) -> torch.utils.data.DataLoader[Any]:
+        """torch's loader over `KeyedDataset`; it lives as long as its workers shall."""
+        keyed = KeyedDataset(self.dataset, self.on_error, blank)
+        return torch.utils.data.DataLoader(
+            keyed,
+            sampler=None if self._auto_collation else draws,
+            batch_sampler=draws if self._auto_collation else None,
+            batch_size=1 if self._auto_collation else None,
+            num_workers=self.num_workers,
+            collate_fn=Reporting(self.collate_fn, keyed),
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=WorkerInit(self.worker_init_fn),
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            pin_memory_device=self.pin_memory_device,
+            in_order=self.in_order,
+        )
+
+    # What the user may ask
+
+    def explain(self) -> Explanation:
+        """Which tier serves this loader, what prevents a faster one, and what is held in memory."""
+        lowered = self._lowered()
+        if isinstance(lowered, Refusal):
+            facts = {"workers": f"{self.num_workers} processes" if self.num_workers else "none"}
+            tier = "keyed" if self._keyed else "torch"
+            return Explanation(tier, lowered.op, lowered.why, lowered.instead, facts)
+        plan, rows = lowered.plan, lowered.rows
+        depth = max(2, self.prefetch_factor or 2) if self.num_workers else 1
+        batch_size = getattr(self.batch_sampler, "batch_size", None)
+        facts = {
+            "dataset": f"{type(self.dataset).__name__}, {len(rows.labels)} samples",
+            "transform": str(plan),
+            "threads": f"{self.num_workers} native, {level()}" if self.num_workers else "the caller's",
+        }
+        if isinstance(batch_size, int):
+            held = plan.sample_bytes * batch_size * depth
+            facts["held ahead"] = f"{depth} batches, {held / 2**20:.1f} MiB"
+        idle = [
+            name
+            for name, given in (
+                ("worker_init_fn", self.worker_init_fn is not None),
+                ("multiprocessing_context", self.multiprocessing_context is not None),
+                ("in_order=False", not self.in_order),
+            )
+            if given
+        ]
+        if idle:
+            facts["no effect"] = f"{', '.join(idle)}: there are no worker processes"
+        if self._feed is not None and self._feed.fallback.decoded:
+            facts["by Pillow"] = f"{self._feed.fallback.decoded} samples decoded so far"
+        return Explanation("lowered", facts=facts)
+
+    def log_bad_samples(self, path: str | Path) -> None:
+        """Appends every bad sample from now on to a JSON-lines file."""
+        self.bad_samples.path = Path(path)
+
+    def close(self) -> None:
+        """Gives threads, workers and memory back now. The loader can be used again. Idempotent."""
+        while self._ahead:
+            self._ahead.pop().close()
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+        self._inner = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_feed": None, "_ahead": [], "_inner": None, "_iterator": None}

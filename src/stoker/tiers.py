@@ -1,0 +1,63 @@
+"""Which tier can serve a dataset: the proven plan for its samples, or what prevents one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from stoker.lower import Refusal, lower_transform, prove
+from stoker.plan import Plan
+from stoker.sources.dataset import Rows, read
+
+_BLANK = (256, 256)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A dataset whose samples need no Python: what to do, and to which files."""
+
+    plan: Plan
+    rows: Rows
+
+
+def lower(dataset: Any) -> Lowered | Refusal:
+    """The proven plan of ``dataset`` as it is now, or the first thing that prevents one."""
+    rows = read(dataset)
+    if isinstance(rows, Refusal):
+        return rows
+    plan = lower_transform(rows.transform)
+    if isinstance(plan, Refusal):
+        return plan
+    if plan.output_size is None:
+        return Refusal(
+            "transform",
+            "the size of its result depends on the image",
+            "end with a crop or a resize to a fixed (height, width)",
+        )
+    return prove(plan, rows.transform) or Lowered(plan, rows)
+
+
+def blank_sample(dataset: Any) -> Callable[[int], Any] | Refusal:
+    """A function that gives sample ``index`` with black pixels, through the dataset's transform."""
+    rows = read(dataset)
+    return rows if isinstance(rows, Refusal) else _Blank(rows)
+
+
+class _Blank:
+    def __init__(self, rows: Rows) -> None:
+        self.transform, self.labels = rows.transform, rows.labels
+
+    def __call__(self, index: int) -> Any:
+        image: Any = Image.new("RGB", _BLANK)
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, int(self.labels[index])
+
+
+def sample_location(dataset: Any, index: int) -> str:
+    """The path of a sample where the dataset is a known one, else its index."""
+    rows = read(dataset)
+    return f"sample {index}" if isinstance(rows, Refusal) else rows.location(index)
