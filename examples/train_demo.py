@@ -8,7 +8,6 @@ Only the import differs from an ordinary PyTorch script.
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import time
 from itertools import pairwise
@@ -21,6 +20,7 @@ from torch import nn
 from torchvision import transforms
 
 import stoker
+from stoker.draws import seed_generators
 from stoker.order import keys
 
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -52,7 +52,7 @@ def network(classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def train(loader: stoker.DataLoader[Any], model: nn.Module, epochs: int) -> None:
+def train(loader: stoker.DataLoader, model: nn.Module, epochs: int) -> None:
     """Trains with AdamW, and prints loss, accuracy and images/s of every epoch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(epochs):
@@ -102,10 +102,7 @@ def equals_dataset(dataset: stoker.ImageDataset, samples: int = 128) -> bool:
     index = 0
     for images, labels in loader:
         for image, label in zip(images, labels, strict=True):
-            key = int(keys(7, 0, np.array([index]))[0])
-            torch.default_generator.manual_seed(key)
-            random.seed(key)
-            np.random.seed(key)
+            seed_generators(int(keys(7, 0, np.array([index]))[0]))
             expected, expected_label = dataset[index]
             if not torch.equal(image, expected) or int(label) != expected_label:
                 return False

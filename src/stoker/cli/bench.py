@@ -20,6 +20,7 @@ from rich.table import Table
 
 import stoker
 from stoker.cli.data import Data, DataArgument, LabelsOption, RecipeOption, resolve
+from stoker.machine import most_workers, usable_cores
 
 
 @dataclass
@@ -63,13 +64,6 @@ def cpu_seconds() -> float | None:
     return total
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def bench(
     data: DataArgument,
     labels: LabelsOption = None,
@@ -77,7 +71,9 @@ def bench(
     batch_size: Annotated[int, typer.Option(min=1)] = 64,
     num_workers: Annotated[
         int | None,
-        typer.Option(min=0, help="For both loaders; the usable cores, if left out.", metavar="N"),
+        typer.Option(
+            min=0, help="For both loaders; one per usable core, if left out.", metavar="N"
+        ),
     ] = None,
     limit: Annotated[
         int, typer.Option(min=0, help="Samples per epoch, evenly spread over DATA; 0: all.")
@@ -93,7 +89,7 @@ def bench(
     counts. The figures are medians; machines are noisy, so trust the ratio more than the rate.
     """
     resolved = resolve(data, labels, recipe)
-    workers = usable_cores() if num_workers is None else num_workers
+    workers = most_workers() if num_workers is None else num_workers
     results, speedup = _run(resolved, batch_size, workers, limit, rounds)
     samples = min(len(resolved), limit) if limit else len(resolved)
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -26,6 +25,7 @@ from stoker.cli.data import (
     transform_of,
     with_transform,
 )
+from stoker.draws import seed_generators
 from stoker.order import keys
 
 SEED = 7
@@ -87,7 +87,7 @@ def parity(
         for op, stage in stages:
             progress.update(task, description=op)
             same_size = op == "whole pipeline" and _same_size(stage)
-            loader: stoker.DataLoader[Any] = stoker.DataLoader(
+            loader = stoker.DataLoader(
                 stage,
                 batch_size=batch_size if same_size else 1,
                 num_workers=num_workers,
@@ -178,14 +178,6 @@ def _stages(dataset: Subset[Any]) -> list[tuple[str, Dataset[Any]]]:
     return stages
 
 
-def _seed(epoch: int, index: int) -> None:
-    """Seeds the generators as stoker does before sample `index`."""
-    key = int(keys(SEED, epoch, np.array([index]))[0])
-    torch.default_generator.manual_seed(key)
-    random.seed(key)
-    np.random.seed(key)
-
-
 def _same_size(dataset: Dataset[Any]) -> bool:
     """Whether the first samples can be stacked."""
     total = len(dataset)  # type: ignore[arg-type]
@@ -208,7 +200,7 @@ def _leaves(value: object) -> Iterator[torch.Tensor]:
 
 
 def _compare(
-    loader: stoker.DataLoader[Any], op: str, rounds: int, advance: Callable[[int], None]
+    loader: stoker.DataLoader, op: str, rounds: int, advance: Callable[[int], None]
 ) -> Row:
     row = Row(op, "")
     total, values = 0.0, 0
@@ -221,7 +213,7 @@ def _compare(
             count = len(ours[0])
             expected = []
             for index in range(start, start + count):
-                _seed(epoch, index)
+                seed_generators(int(keys(SEED, epoch, np.array([index]))[0]))
                 expected.append(dataset[index])
             theirs = list(_leaves(default_collate(expected)))
             start += count
