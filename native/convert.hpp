@@ -32,11 +32,15 @@ struct Conversion {
   float reciprocal_high[3] = {1, 1, 1}, reciprocal_low[3] = {0, 0, 0};  // 1 / std in two floats
   alignas(64) float table_f32[3][256];
   alignas(64) uint16_t table_u16[3][256];
+  // The same table split by byte: table_bytes[c][k] holds byte k (least significant first) of every
+  // entry of channel c.
+  alignas(64) uint8_t table_bytes[3][4][256];
 };
 
-// table: 3 x 256 float32. mean and std are hints for the formulas; the table alone decides.
+// table: 3 x 256 float32. mean and std (3 floats, or null for 0 and 1) are hints for the formulas; the
+// table alone decides. Sets the format to f32_chw.
 void set_table(Conversion& conversion, const float* table, const float* mean, const float* std);
-// table: 3 x 256 16-bit patterns.
+// table: 3 x 256 16-bit patterns. Sets the format to u16_chw.
 void set_table(Conversion& conversion, const uint16_t* table);
 
 // Where finished rows go. `data` is the first byte of the output image.

@@ -1,0 +1,33 @@
+// The row kernels behind convert_rows(), one set per instruction set. Internal to convert*.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "convert.hpp"
+
+namespace stoker {
+
+// 1 / 255 in two floats.
+constexpr float kInverse255 = static_cast<float>(1.0 / 255.0);
+constexpr float kInverse255Rest = static_cast<float>(1.0 / 255.0 - double{kInverse255});
+
+struct ConvertKernels {
+  // One row in a planar format. row: interleaved RGB, kRowSlack bytes readable past its end.
+  // out: the row's first element in the first plane; plane: elements from one plane to the next.
+  // Writes exactly `width` elements in each of conversion.channels planes.
+  void (*planar)(const Conversion& conversion, const uint8_t* row, int width, void* out,
+                 size_t plane);
+  // Replaces every pixel by its luma. out may be row itself; kRowSlack bytes past its end are
+  // writable.
+  void (*gray)(const uint8_t* row, int width, uint8_t* out);
+  // Writes the row mirrored. kRowSlack bytes before out and past its end are writable.
+  void (*mirror)(const uint8_t* row, int width, uint8_t* out);
+};
+
+#if defined(STOKER_X86)
+extern const ConvertKernels kConvertAvx2;
+extern const ConvertKernels kConvertAvx512;  // planar only: the rest is AVX2's
+#endif
+
+}  // namespace stoker
