@@ -14,12 +14,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import _native
-from stoker.plan import Plan
+from stoker.plan import Plan, Size
 
 STATUS_REASONS = {
     "not_jpeg": "is not a JPEG",
@@ -216,3 +217,33 @@ def pool_threads() -> int:
 def level() -> str:
     """The SIMD level in use: "scalar", "avx2" or "avx512"."""
     return str(_native.levels()[-1])
+
+
+def run_encoded(plan: Plan, data: bytes, key: int, size: Size) -> tuple[str, NDArray[Any] | None]:
+    """Runs ``plan`` on an encoded image on the calling thread.
+
+    Args:
+        plan: any plan.
+        data: the file.
+        key: seed of the generator.
+        size: (height, width) that the plan gives for this image.
+
+    Returns:
+        The status and, where it is "ok", the tensor of shape (channels, height, width); 16-bit floats
+        as uint16.
+    """
+    status, tensor = native_plan(plan).run_encoded(data, key, *size, level())
+    return status, tensor
+
+
+def result_size(plan: Plan, size: Size, key: int) -> Size | None:
+    """(height, width) of the result for an image of ``size``; None where the plan cannot be applied."""
+    status, steps, _ = _native.resolve(native_plan(plan), size[1], size[0], key)
+    if status != "ok":
+        return None
+    return (steps[-1]["height"], steps[-1]["width"]) if steps else size
+
+
+# The native emulation of torch's generator, for those who prove it.
+Generator = _native.Generator
+ExpTable = _native.ExpTable

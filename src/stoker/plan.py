@@ -277,7 +277,7 @@ def _scaled(op: Resize, size: Size) -> Size:
     return (new[1], new[0]) if size[1] <= size[0] else new
 
 
-_ITEM_BYTES = {"uint8": 0, "float32": 4, "float16": 2, "bfloat16": 2}
+_ITEM_BYTES = {"uint8": 1, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class Tail:
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
-        wanted = 768 * _ITEM_BYTES[self.dtype]
+        wanted = 0 if self.dtype == "uint8" else 768 * _ITEM_BYTES[self.dtype]
         if len(self.table) != wanted or self.channels not in (1, 3):
             raise ValueError(
                 f"a tail of dtype {self.dtype} has 1 or 3 channels and a table of {wanted} bytes, "
@@ -359,6 +359,12 @@ class Plan:
         for op in self.ops:
             size = _size_after(op, size)
         return size
+
+    @property
+    def sample_bytes(self) -> int:
+        """Memory of one result; 0 where its size depends on the image."""
+        height, width = self.output_size or (0, 0)
+        return height * width * self.tail.channels * _ITEM_BYTES[self.tail.dtype]
 
     def __str__(self) -> str:
         return " > ".join([*map(str, self.ops), str(self.tail)])
