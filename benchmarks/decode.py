@@ -12,11 +12,13 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from measure import arguments, header, note, write
@@ -29,12 +31,8 @@ def decoders(files: list[bytes], regions: list[tuple[int, int, int, int]]) -> di
     """Decoders by name; each takes the number of a photo and returns its pixels."""
     found: dict[str, Decode] = {}
     for level in _native.levels():
-        found[f"stoker {level}, full"] = lambda i, level=level: _native.decode_jpeg(
-            files[i], None, level
-        )[1]
-        found[f"stoker {level}, region"] = lambda i, level=level: _native.decode_jpeg(
-            files[i], regions[i], level
-        )[1]
+        found[f"stoker {level}, full"] = partial(decode_natively, files, None, level)
+        found[f"stoker {level}, region"] = partial(decode_natively, files, regions, level)
     try:
         import simplejpeg
 
@@ -62,6 +60,13 @@ def decoders(files: list[bytes], regions: list[tuple[int, int, int, int]]) -> di
     return found
 
 
+def decode_natively(
+    files: list[bytes], regions: list[tuple[int, int, int, int]] | None, level: str, i: int
+) -> NDArray[np.uint8] | None:
+    """Photo `i`, or its region, as stoker decodes it."""
+    return _native.decode_jpeg(files[i], regions[i] if regions else None, level=level)[1]
+
+
 def draw_regions(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
     """(x, y, width, height) as RandomResizedCrop draws them, one per (width, height)."""
     from torchvision.transforms import RandomResizedCrop
@@ -78,11 +83,11 @@ def draw_regions(sizes: list[tuple[int, int]]) -> list[tuple[int, int, int, int]
 
 def accepted(folder: str, limit: int) -> list[bytes]:
     """The bytes of the JPEGs that stoker decodes natively; the rest are Pillow's anyway."""
-    files = []
+    files: list[bytes] = []
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and len(files) < limit:
             data = path.read_bytes()
-            if _native.decode_jpeg(data, None, _native.levels()[-1])[0] == "ok":
+            if _native.decode_jpeg(data, level=_native.levels()[-1])[0] == "ok":
                 files.append(data)
     return files
 

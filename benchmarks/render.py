@@ -28,13 +28,14 @@ INTRODUCTION = """\
 # Benchmarks
 
 Every table on this page is rendered by `benchmarks/render.py` from `benchmarks/results/`, which
-`scripts/bench FOLDER` writes. Machines are noisy: trust the ratios, which are taken in turn within one
-run, more than the rates. Only stoker and torch (PIL) give the same pixels; the others resize or
+`scripts/bench FOLDER` writes. Machines are noisy: trust the ratios, which are taken in turn within
+one run, more than the rates. Only stoker and torch (PIL) give the same pixels; the others resize or
 decode differently.
 
 A rival that is not installed is left out. `pip install ".[bench]"` brings all but FFCV, which needs
-system libraries (on Debian: libopencv-dev, libturbojpeg0-dev, pkg-config) and then `pip install ffcv`.
-FFCV reads a file of its own, into which the photos are encoded again before the clock starts.
+system libraries (on Debian: libopencv-dev, libturbojpeg0-dev, pkg-config) and then
+`pip install ffcv`. FFCV reads a file of its own, into which the photos are encoded again before the
+clock starts.
 """
 
 LOADER_NAMES = {
@@ -131,8 +132,8 @@ def decode(head: Row, rows: list[Row]) -> str:
         ],
     )
     return (
-        f"## Decoding alone, one core\n\n{conditions(head)}\nPer photo, in memory. A region is what "
-        f"RandomResizedCrop draws.\n\n{body}"
+        f"## Decoding alone, one core\n\n{conditions(head)}\nPer photo, in memory. A region is "
+        f"what RandomResizedCrop draws.\n\n{body}"
     )
 
 

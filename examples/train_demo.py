@@ -61,7 +61,7 @@ def train(loader: stoker.DataLoader, model: nn.Module, epochs: int) -> None:
             logits = model(images)
             loss = nn.functional.cross_entropy(logits, labels)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             loss_sum += float(loss) * len(labels)
             right += int((logits.argmax(1) == labels).sum())

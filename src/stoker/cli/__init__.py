@@ -6,11 +6,13 @@ remedy) or `parity` found a difference, 2 wrong arguments.
 
 from __future__ import annotations
 
+import warnings
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from stoker.cli.bench import bench
 from stoker.cli.parity import parity
@@ -44,10 +46,24 @@ def _options(
     """Options that stand before the command; the help text is the app's."""
 
 
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as a line for people, without a source line of ours."""
+    Console(stderr=True).print(f"note: {message}", highlight=False, markup=False)
+
+
 def main() -> None:
     """Entry point of the `stoker` command."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except StokerError as error:
-        Console(stderr=True).print("[red]error:[/]", str(error), highlight=False, markup=True)
+        text = Text.assemble(("error: ", "red"), str(error))
+        Console(stderr=True).print(text, soft_wrap=True)
         raise SystemExit(1) from None

@@ -29,6 +29,7 @@ class Measured:
 
     name: str
     tier: str
+    reason: str = ""
     first_batch_seconds: float = 0.0
     images_per_second: list[float] = field(default_factory=list)
     cpu_ms_per_image: list[float | None] = field(default_factory=list)
@@ -132,6 +133,9 @@ def bench(
         )
     console = Console()
     console.print(table)
+    for result in results:
+        if result.reason:
+            console.print(f"not native because of {result.reason}", markup=False, highlight=False)
     console.print(f"stoker gives {speedup:.2f} times the images/s (median of {rounds} rounds)")
 
 
@@ -181,7 +185,10 @@ def _run(
                 )
     ours = loaders["stoker"]
     assert isinstance(ours, stoker.DataLoader)
-    results["stoker"].tier = ours.explain().tier
+    explained = ours.explain()
+    results["stoker"].tier = explained.tier
+    if explained.op:
+        results["stoker"].reason = f"{explained.op}: {explained.why}; {explained.instead}"
     ratios = [
         mine / theirs
         for mine, theirs in zip(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -29,6 +29,9 @@ from stoker.draws import seed_generators
 from stoker.order import keys
 
 SEED = 7
+
+LARGEST = 2048
+"""Stages are compared within this many pixels a side, around the middle, so that batches fit."""
 
 
 @dataclass
@@ -86,10 +89,9 @@ def parity(
         progress.update(task, total=len(stages) * len(readable) * rounds)
         for op, stage in stages:
             progress.update(task, description=op)
-            same_size = op == "whole pipeline" and _same_size(stage)
             loader = stoker.DataLoader(
                 stage,
-                batch_size=batch_size if same_size else 1,
+                batch_size=batch_size if _same_size(stage) else 1,
                 num_workers=num_workers,
                 seed=SEED,
             )
@@ -138,7 +140,9 @@ def _show(rows: list[Row], title: str, unreadable: int) -> None:
     if unreadable:
         console.print(f"{unreadable} files that Pillow cannot read were left out")
     if any(row.tier != "lowered" for row in rows):
-        console.print("where the tier is not 'lowered', the pixels are made by your own code")
+        console.print(
+            "where the tier is not 'lowered', your own code makes the pixels on both sides"
+        )
 
 
 def _readable(dataset: Dataset[Any]) -> tuple[Subset[Any], int]:
@@ -157,25 +161,43 @@ def _readable(dataset: Dataset[Any]) -> tuple[Subset[Any], int]:
 def _stages(dataset: Subset[Any]) -> list[tuple[str, Dataset[Any]]]:
     """The pipeline cut off after each op, from decoding on, as datasets of tensors.
 
-    Only for a Compose whose images come from Pillow; anything else is compared as a whole.
+    Only for a torchvision Compose whose images come from Pillow; anything else is compared as a
+    whole. Stages whose images differ in size are cropped to a common one, black around the smaller:
+    tensors of one size are what the native engine makes.
     """
     transform = transform_of(dataset)
-    ops = getattr(transform, "transforms", None)
-    if transform is None or not isinstance(ops, Sequence):
+    module = type(transform).__module__
+    ops: list[Any] | None = getattr(transform, "transforms", None)
+    if ops is None or not module.startswith("torchvision.transforms"):
         return []
-    from torchvision import transforms
+    from torchvision import transforms as v1
+    from torchvision.transforms import v2
 
-    compose: Callable[[list[Any]], Any] = type(transform)
-    as_tensor = transforms.PILToTensor()
-    stages = [("decode", with_transform(dataset, compose([as_tensor])))]
-    for count in range(1, len(ops)):
-        before = with_transform(dataset, compose(list(ops[:count])))
-        first = before[0]
-        image = first[0] if isinstance(first, tuple | list) else first
-        if isinstance(image, Image.Image):
-            before = with_transform(dataset, compose([*ops[:count], as_tensor]))
-        stages.append((type(ops[count - 1]).__name__, before))
+    kind = v2 if module.startswith("torchvision.transforms.v2") else v1
+    stages: list[tuple[str, Dataset[Any]]] = []
+    for count in range(len(ops)):
+        name = type(ops[count - 1]).__name__ if count else "decode"
+        images = with_transform(dataset, kind.Compose(ops[:count]) if count else _unchanged)
+        sizes = {_size(images[index]) for index in range(len(dataset))}
+        if None in sizes:
+            # No longer Pillow's: tensors can be compared as they are.
+            stages.append((name, images))
+            continue
+        height, width = (max(side) for side in zip(*filter(None, sizes), strict=True))
+        crop = [kind.CenterCrop((min(height, LARGEST), min(width, LARGEST)))]
+        ending = [*(crop if len(sizes) > 1 else []), kind.PILToTensor()]
+        stages.append((name, with_transform(dataset, kind.Compose([*ops[:count], *ending]))))
     return stages
+
+
+def _unchanged(image: Any) -> Any:
+    return image
+
+
+def _size(sample: Any) -> tuple[int, int] | None:
+    """(height, width) of a sample's Pillow image; None where it has none."""
+    image = sample[0] if isinstance(sample, tuple | list) else sample
+    return (image.height, image.width) if isinstance(image, Image.Image) else None
 
 
 def _same_size(dataset: Dataset[Any]) -> bool:
