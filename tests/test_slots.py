@@ -1,0 +1,104 @@
+"""Batch memory: reused only when nothing sees it, page-locked memory never reused by us."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.slots import Slots
+
+
+def test_memory_returns_when_the_last_view_died() -> None:
+    slots = Slots((4, 3, 5, 6), "float32", keep=2)
+    images = slots.take(4).images
+    assert images.shape == (4, 3, 5, 6) and images.dtype == torch.float32
+    assert images.is_contiguous() and images._base is None
+    view = images[1, 2]
+    address = images.data_ptr()
+    del images
+    gc.collect()
+    other = slots.take(4).images
+    assert other.data_ptr() != address and slots.allocated == 2
+    del view
+    again = slots.take(3).images
+    assert again.data_ptr() == address and slots.allocated == 2
+    assert again.shape == (3, 3, 5, 6)
+
+
+def test_a_numpy_view_keeps_memory_too() -> None:
+    slots = Slots((1, 1, 2, 2), "uint8", keep=1)
+    array = slots.take(1).images.numpy()
+    address = array.ctypes.data
+    assert slots.take(1).images.data_ptr() != address
+    del array
+    gc.collect()
+    assert slots.allocated == 2
+
+
+def test_no_more_than_keep_are_kept() -> None:
+    slots = Slots((1, 1, 2, 2), "uint8", keep=2)
+    held = [slots.take(1) for _ in range(5)]
+    assert slots.allocated == 5
+    held.clear()
+    held = [slots.take(1) for _ in range(5)]
+    assert slots.allocated == 8
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+def test_types(dtype: str) -> None:
+    slot = Slots((2, 3, 4, 4), dtype, keep=1).take(2)
+    slot.memory[:] = 0
+    assert str(slot.images.dtype) == f"torch.{dtype}" and not slot.images.any()
+    assert slot.memory.nbytes == slot.images.numel() * slot.images.element_size()
+
+
+class FakeHostAllocator:
+    """torch's caching host allocator as its documentation describes it, with copies that end when told.
+
+    A block is free again when its tensor has died and every copy that reads it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[np.ndarray, list[bool]]] = []
+        self.dead: set[int] = set()
+
+    def __call__(self, size: int) -> torch.Tensor:
+        import weakref
+
+        for number, (block, copies) in enumerate(self.blocks):
+            if number in self.dead and not any(copies) and block.size >= size:
+                self.dead.discard(number)
+                break
+        else:
+            number, block = len(self.blocks), np.empty(size, np.uint8)
+            self.blocks.append((block, []))
+        lease = block[:size]
+        weakref.finalize(lease, self.dead.add, number)
+        return torch.from_numpy(lease)
+
+    def copy_from(self, tensor: torch.Tensor) -> list[bool]:
+        """Begins a non_blocking copy; set the last entry to False to end it."""
+        for block, copies in self.blocks:
+            if block.ctypes.data == tensor.untyped_storage().data_ptr():
+                copies.append(True)
+                return copies
+        raise AssertionError("not page-locked memory")
+
+
+def test_page_locked_memory_waits_for_copies() -> None:
+    host = FakeHostAllocator()
+    slots = Slots((2, 3, 4, 4), "float32", keep=4, pinned=True, allocate=host)
+    images = slots.take(2).images
+    address = images.data_ptr()
+    copies = host.copy_from(images)
+    del images
+    gc.collect()
+    second = slots.take(2).images
+    assert second.data_ptr() != address, "the copy has not ended"
+    copies[-1] = False
+    third = slots.take(2).images
+    assert third.data_ptr() == address
+    assert len(host.blocks) == 2
