@@ -395,50 +395,6 @@ void bind_random(nb::module_& module) {
       });
 }
 
-void bind_random(nb::module_& module) {
-  using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-  nb::class_<Generator>(module, "Generator")
-      .def("__init__",
-           [](Generator* self, uint32_t seed) {
-             new (self) Generator();
-             self->seed(seed);
-           })
-      .def("next", &Generator::next)
-      .def("uniform", nb::overload_cast<>(&Generator::uniform))
-      .def("uniform", nb::overload_cast<float, float, bool>(&Generator::uniform))
-      .def("below", [](Generator& self, int64_t bound) {
-        if (bound < 1 || bound > int64_t{1} << 28) throw nb::value_error("bound");
-        return self.below(bound);
-      });
-  nb::class_<ExpTable>(module, "ExpTable")
-      .def(nb::new_([](float low, float high, bool fused) {
-        return std::make_shared<ExpTable>(low, high, fused);
-      }))
-      .def("arguments",
-           [](const ExpTable& self, uint32_t first, const Floats& out) {
-             if (first > ExpTable::kDraws || out.size() > ExpTable::kDraws - first)
-               throw nb::value_error("draws have 24 bits");
-             self.arguments(first, out.data(), out.size());
-           })
-      .def("check",
-           [](ExpTable& self, uint32_t first, const Floats& arguments, const Floats& values) {
-             if (arguments.size() != values.size() || first > ExpTable::kDraws ||
-                 values.size() > ExpTable::kDraws - first)
-               throw nb::value_error("one value for each argument, 2^24 in all");
-             return self.check(first, arguments.data(), values.data(), values.size());
-           })
-      .def("value",
-           [](const ExpTable& self, uint32_t draw) {
-             if (!self.proven() || draw >= ExpTable::kDraws) throw nb::value_error("not proven");
-             return self.value(draw);
-           })
-      .def_prop_ro("exceptions", &ExpTable::exceptions)
-      .def("publish", [](const std::shared_ptr<ExpTable>& self) { return publish(self); })
-      .def_static("published", [](float low, float high, bool fused) {
-        return find_exp_table(low, high, fused) != nullptr;
-      });
-}
-
 void bind_engine(nb::module_& module) {
   nb::class_<Files>(module, "Files")
       .def(

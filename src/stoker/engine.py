@@ -49,18 +49,6 @@ def native_plan(plan: Plan) -> _native.Plan:
     return native
 
 
-def result_size(plan: Plan, size: Size, key: int) -> Size | None:
-    """(height, width) of what ``plan`` makes of an image of ``size``; None where it cannot be applied."""
-    return _native.resolve(native_plan(plan), size[1], size[0], key)[1]
-
-
-def run_encoded(
-    plan: Plan, data: bytes, key: int, size: Size
-) -> tuple[str, NDArray[np.generic] | None]:
-    """Status and result of one JPEG, of shape (channels, height, width); ``size`` is the result's."""
-    return native_plan(plan).run_encoded(data, key, *size, level())
-
-
 _pool: _native.Pool | None = None
 _pool_lock = threading.Lock()
 
