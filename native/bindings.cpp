@@ -333,12 +333,9 @@ void bind_plan(nb::module_& module) {
           }
           list.append(item);
         }
-        nb::object size = nb::none();
-        if (status == Status::ok) size = nb::make_tuple(steps.height, steps.width);
-        return nb::make_tuple(name(status), size, list, generator.drawn());
+        return nb::make_tuple(name(status), list, generator.drawn());
       },
-      "plan"_a, "width"_a, "height"_a, "key"_a,
-      "(status, (height, width) of the result, steps, 32-bit words drawn)");
+      "plan"_a, "width"_a, "height"_a, "key"_a, "(status, steps, 32-bit words drawn)");
 }
 
 void bind_random(nb::module_& module) {
