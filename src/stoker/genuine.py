@@ -14,8 +14,8 @@ from __future__ import annotations
 import inspect
 import os
 import sysconfig
-from collections.abc import Iterable
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from collections.abc import Iterable, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _HARMLESS = frozenset(
@@ -53,14 +53,6 @@ def hidden(obj: object) -> str | None:
     return None
 
 
-def _code(value: Any) -> tuple[object, ...]:
-    """What makes a function act as it does, for comparison by identity."""
-    function = getattr(value, "__func__", value)
-    if isinstance(function, FunctionType):
-        return function, function.__code__, function.__defaults__, function.__kwdefaults__
-    return (value,)
-
-
 class Watch:
     """Functions as they were first seen.
 
@@ -69,47 +61,77 @@ class Watch:
     """
 
     def __init__(self, packages: Iterable[ModuleType]) -> None:
-        roots = {os.path.dirname(os.path.realpath(p.__file__)) for p in packages if p.__file__}
-        roots.add(os.path.realpath(sysconfig.get_paths()["stdlib"]))
-        self._roots = tuple(root + os.sep for root in roots)
-        self._entries: list[tuple[Any, str, tuple[object, ...]]] = []
+        self._standard = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
+        self._roots: tuple[str, ...] = ()
+        self._values: list[tuple[Mapping[str, Any], str, Any, str]] = []
+        self._functions: list[tuple[FunctionType, CodeType, Any, Any, str]] = []
         self._names: list[tuple[type, frozenset[str]]] = []
-        self._foreign: str | None = None
         self._seen: set[tuple[int, str]] = set()
+        self._foreign: str | None = None
+        for package in packages:
+            self.trust(package)
+
+    def trust(self, package: ModuleType) -> None:
+        """Trusts functions from files in the folder of ``package``."""
+        if package.__file__:
+            root = os.path.dirname(os.path.realpath(package.__file__)) + os.sep
+            if root not in self._roots:
+                self._roots += (root,)
 
     def functions(self, owner: type | ModuleType, names: Iterable[str] | None = None) -> None:
-        """Watches the functions of a class or module: all, or those named."""
-        if isinstance(owner, type) and names is None and (id(owner), "") not in self._seen:
+        """Watches the functions of a class or module: all that it defines, or those named."""
+        if names is not None:
+            for name in names:
+                for holder in getattr(owner, "__mro__", (owner,)):
+                    self._take(holder, name)
+                    if name in vars(holder):
+                        break
+            return
+        if isinstance(owner, type) and (id(owner), "") not in self._seen:
             self._seen.add((id(owner), ""))
-            self._names.append((owner, frozenset(owner.__dict__)))
-        for name in list(owner.__dict__) if names is None else names:
-            value = inspect.getattr_static(owner, name, _MISSING)
-            if value is _MISSING or (id(owner), name) in self._seen:
-                continue
+            self._names.append((owner, frozenset(vars(owner))))
+        for name, value in list(vars(owner).items()):
             function = getattr(value, "__func__", value)
-            if names is None and not isinstance(function, FunctionType | BuiltinFunctionType | type):
-                continue
-            self._seen.add((id(owner), name))
-            self._entries.append((owner, name, _code(value)))
-            if isinstance(function, FunctionType) and not self._trusted(function):
-                self._foreign = self._foreign or f"{owner.__name__}.{name}"
+            if isinstance(function, FunctionType | BuiltinFunctionType | type):
+                self._take(owner, name)
+
+    def _take(self, owner: type | ModuleType, name: str) -> None:
+        if (id(owner), name) in self._seen:
+            return
+        self._seen.add((id(owner), name))
+        value, shown = vars(owner).get(name, _MISSING), f"{owner.__name__}.{name}"
+        self._values.append((vars(owner), name, value, shown))
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            self._functions.append(
+                (function, function.__code__, function.__defaults__, function.__kwdefaults__, shown)
+            )
+            if not self._trusted(function):
+                self._foreign = self._foreign or shown
 
     def _trusted(self, function: FunctionType) -> bool:
-        return os.path.realpath(function.__code__.co_filename).startswith(self._roots)
+        path = os.path.realpath(function.__code__.co_filename)
+        # Other packages may lie inside the folder of Python's own modules.
+        standard = path.startswith(self._standard) and "-packages" + os.sep not in path
+        return standard or path.startswith(self._roots)
 
     def changed(self) -> str | None:
         """The first watched function that is not the package's own; None where all are."""
         if self._foreign is not None:
             return self._foreign
-        for owner, name, code in self._entries:
-            value = owner.__dict__.get(name, _MISSING)
-            if value is _MISSING:
-                value = inspect.getattr_static(owner, name, _MISSING)
-            now = _code(value)
-            if len(now) != len(code) or any(a is not b for a, b in zip(now, code, strict=True)):
-                return f"{owner.__name__}.{name}"
-        for cls, names in self._names:
-            if cls.__dict__.keys() != names:
-                added = sorted(cls.__dict__.keys() ^ names)
-                return f"{cls.__name__}.{added[0]}"
+        for names, name, value, shown in self._values:
+            if names.get(name, _MISSING) is not value:
+                return shown
+        for function, code, defaults, keyword_defaults, shown in self._functions:
+            if (
+                function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ is not keyword_defaults
+            ):
+                return shown
+        for cls, known in self._names:
+            if vars(cls).keys() != known:
+                different = sorted((vars(cls).keys() ^ known) - _HARMLESS)
+                if different:
+                    return f"{cls.__name__}.{different[0]}"
         return None
