@@ -67,6 +67,15 @@ struct Resampler::State {
   void emit(const uint8_t* finished, int y, bool mirror) {
     convert_rows(level, finished, 0, y, 1, mirror, converting, *target);
   }
+  // Where a kernel may write row y of the result, with kRowSlack bytes to spare, and what makes of
+  // it the row of the output. Dense interleaved bytes need no conversion: kernels write them in
+  // place, and what spills into the rows below is overwritten later.
+  uint8_t* place(int y) {
+    return y < direct_rows ? static_cast<uint8_t*>(target->data) + y * target->stride : row.data();
+  }
+  void place_done(int y) {
+    if (y >= direct_rows) emit(row.data(), y, false);
+  }
   // Source row y (clamped to the last one) with `reach` readable bytes: itself, or a copy in `copy`
   // where that would read past the end.
   const uint8_t* source_row(int y, size_t reach, uint8_t* copy) const;
@@ -77,6 +86,7 @@ struct Resampler::State {
   const uint8_t* source_end = nullptr;
   const Output* target = nullptr;
   uint8_t* converting = nullptr;
+  int direct_rows = 0;
 };
 
 const uint8_t* Resampler::State::source_row(int y, size_t reach, uint8_t* copy) const {
@@ -126,7 +136,7 @@ void Resampler::State::horizontal_first() {
   const uint32_t** inputs = ring_pointers.need(y_packed.steps);
   const size_t edge_pitch = round_up(x_packed.reach, 64);
   uint8_t* copies = edge.need(4 * edge_pitch);
-  uint8_t* out = row.need(static_cast<size_t>(bytes) + 2 * kRowSlack);
+  row.need(static_cast<size_t>(bytes) + 2 * kRowSlack);
 
   int next = 0;  // the first ring row that has not been computed; a multiple of batch
   for (int y = 0; y < target->height; ++y) {
@@ -138,12 +148,16 @@ void Resampler::State::horizontal_first() {
         rows[i] = source_row(interleave * next + i, x_packed.reach, copies + i * edge_pitch);
       }
       uint32_t* outputs[4];
-      for (int i = 0; i < batch; ++i) outputs[i] = rows_ring + (next + i) % ring_rows * pitch;
+      const int slot = next % ring_rows;  // ring_rows is a multiple of batch: no wrap within
+      for (int i = 0; i < batch; ++i) outputs[i] = rows_ring + (slot + i) * pitch;
       kernels.horizontal(x_axis, x_packed, rows, outputs);
     }
-    for (int i = 0; i < count; ++i) inputs[i] = rows_ring + (first + i) % ring_rows * pitch;
-    kernels.vertical_from_ring(y_axis, y_packed, y, inputs, bytes, out);
-    emit(out, y, false);
+    for (int i = 0, slot = first % ring_rows; i < count; ++i) {
+      inputs[i] = rows_ring + slot * pitch;
+      if (++slot == ring_rows) slot = 0;
+    }
+    kernels.vertical_from_ring(y_axis, y_packed, y, inputs, bytes, place(y));
+    place_done(y);
   }
 }
 
@@ -161,7 +175,7 @@ void Resampler::State::vertical_first_or_alone() {
   const size_t pitch = round_up(std::max(x_packed.reach, source_bytes + 2 * kRowSlack), 64);
   uint8_t* between = middle.need(4 * pitch);
   const uint8_t** inputs = row_pointers.need(static_cast<size_t>(interleave) * y_packed.steps);
-  uint8_t* out = row.need(static_cast<size_t>(bytes) + 2 * kRowSlack);
+  row.need(static_cast<size_t>(bytes) + 2 * kRowSlack);
   uint32_t* outputs[4];
   for (int i = 0; i < 4 / interleave; ++i) outputs[i] = rows_ring + i * ring_pitch;
 
@@ -188,8 +202,8 @@ void Resampler::State::vertical_first_or_alone() {
     }
     kernels.horizontal(x_axis, x_packed, rows, outputs);
     for (int i = 0; i < height; ++i) {
-      kernels.extract(outputs[i / interleave], i % interleave, bytes, out);
-      emit(out, top + i, false);
+      kernels.extract(outputs[i / interleave], i % interleave, bytes, place(top + i));
+      place_done(top + i);
     }
   }
 }
@@ -201,6 +215,12 @@ void Resampler::State::run(const uint8_t* pixels, ptrdiff_t stride, const uint8_
   source_end = readable_end;
   target = &output;
   converting = convert_scratch.need(static_cast<size_t>(output.width) * 3 + 2 * kRowSlack);
+  direct_rows = 0;
+  if (output.conversion->format == PixelFormat::u8_hwc && output.conversion->channels == 3 &&
+      !output.gray && !output.flip_y && output.stride == ptrdiff_t{3} * output.width) {
+    const int spilled = static_cast<int>((kRowSlack + output.stride - 1) / output.stride);
+    direct_rows = std::max(output.height - spilled, 0);
+  }
   const bool x_identity = x_table->axis().identity, y_identity = y_table->axis().identity;
   if (x_identity && y_identity) {
     copy_both();

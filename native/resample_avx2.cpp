@@ -6,8 +6,6 @@
 // rows, 16 bits each.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "resample_kernels.hpp"
 
 namespace stoker {
@@ -64,9 +62,12 @@ STOKER_INLINE void trim(Axis& axis, int slot, int low, int taps) {
   while (skipped < taps - 1 && weights[skipped] == 0) ++skipped;
   while (taps > skipped + 1 && weights[taps - 1] == 0) --taps;
   taps -= skipped;
-  if (skipped > 0) {
-    std::memmove(weights, weights + skipped, sizeof(int32_t) * taps);
-    std::memset(weights + taps, 0, sizeof(int32_t) * skipped);
+  if (skipped > 0) {  // shift, and clear what follows
+    for (int t = 0; t < taps + skipped; t += 4) {
+      const __m128i kept = _mm_cmpgt_epi32(
+          _mm_set1_epi32(taps), _mm_add_epi32(_mm_set1_epi32(t), _mm_setr_epi32(0, 1, 2, 3)));
+      store16(weights + t, _mm_and_si128(load16(weights + t + skipped), kept));
+    }
   }
   axis.first[slot] = low + skipped;
   axis.taps[slot] = taps;
@@ -228,11 +229,15 @@ void horizontal_with(const Axis& axis, const PackedAxis& packed, const uint8_t* 
       _mm256_broadcastsi128_si256(_mm_setr_epi8(6, n, 9, n, 7, n, 10, n, 8, n, 11, n, n, n, n, n));
   const __m256i third =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(12, n, n, n, 13, n, n, n, 14, n, n, n, n, n, n, n));
-  const int32_t* weights = packed.weights;
-  for (int x = 0; x < axis.count; ++x, weights += 2 * steps) {
+  const __m256i interleave = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+  // Locals, because the compiler must assume that the stores below change what it can't see.
+  const int32_t *weights = packed.weights, *offsets = packed.offsets;
+  const int count = axis.count;
+  for (int x = 0; x < count; ++x, weights += 2 * steps, ring0 += 3, ring1 += 3) {
     Sum even, odd;  // rows 0 and 2, rows 1 and 3
     for (int q = 0; q < steps; q += 2) {
-      const ptrdiff_t offset = packed.offsets[x] + ptrdiff_t{6} * q;
+      const ptrdiff_t offset = offsets[x] + ptrdiff_t{6} * q;
       const __m256i a = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(row0 + offset)),
                                                 load16(row2 + offset), 1);
       const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(row1 + offset)),
@@ -250,15 +255,15 @@ void horizontal_with(const Axis& axis, const PackedAxis& packed, const uint8_t* 
         break;
       }
     }
-    __m256i a = even.total(), b = odd.total();
-    if (kClip) {
-      const __m256i zero = _mm256_setzero_si256(), most = _mm256_set1_epi32(255);
-      a = _mm256_min_epi32(_mm256_max_epi32(a, zero), most);
-      b = _mm256_min_epi32(_mm256_max_epi32(b, zero), most);
+    __m256i both;
+    if (kClip) {  // words a0 .. a3 b0 .. b3 in each half; packing clips at 0
+      both = _mm256_packus_epi32(even.total(), odd.total());
+      both = _mm256_shuffle_epi8(_mm256_min_epu16(both, _mm256_set1_epi16(255)), interleave);
+    } else {
+      both = _mm256_or_si256(even.total(), _mm256_slli_epi32(odd.total(), 16));
     }
-    const __m256i both = _mm256_or_si256(a, _mm256_slli_epi32(b, 16));
-    store16(ring0 + 3 * x, _mm256_castsi256_si128(both));
-    store16(ring1 + 3 * x, _mm256_extracti128_si256(both, 1));
+    store16(ring0, _mm256_castsi256_si128(both));
+    store16(ring1, _mm256_extracti128_si256(both, 1));
   }
 }
 

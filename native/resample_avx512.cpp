@@ -196,11 +196,12 @@ template <int kSteps, bool kClip>
 void horizontal_short(const Axis& axis, const PackedAxis& packed, const uint8_t* const* rows,
                       uint32_t* ring) {
   const uint8_t *row0 = rows[0], *row1 = rows[1], *row2 = rows[2], *row3 = rows[3];
-  const int32_t* weights = packed.weights;
+  // Locals, because the compiler must assume that the stores below change what it can't see.
+  const int32_t *weights = packed.weights, *offsets = packed.offsets;
   const uint8_t* shuffle = packed.shuffles;
   const int groups = (axis.count + kColumns - 1) / kColumns;
   for (int g = 0; g < groups; ++g, weights += 48 * kSteps, shuffle += 64, ring += 15) {
-    const ptrdiff_t offset = packed.offsets[g];
+    const ptrdiff_t offset = offsets[g];
     const __m512i index = _mm512_load_si512(shuffle);
     __m512i p0[kSteps], p1[kSteps], p2[kSteps], p3[kSteps];
 #pragma GCC unroll 4
@@ -241,14 +242,16 @@ void horizontal_short(const Axis& axis, const PackedAxis& packed, const uint8_t*
 template <bool kClip>
 void horizontal_long(const Axis& axis, const PackedAxis& packed, const uint8_t* const* rows,
                      uint32_t* ring) {
-  const int32_t* weights = packed.weights;
+  // Locals, because the compiler must assume that the stores below change what it can't see.
+  const int32_t *weights = packed.weights, *offsets = packed.offsets;
   const uint8_t* shuffle = packed.shuffles;
   const int groups = (axis.count + kColumns - 1) / kColumns;
+  const int steps = packed.steps;
   for (int g = 0; g < groups; ++g, shuffle += 64, ring += 15) {
-    ptrdiff_t offset = packed.offsets[g];
+    ptrdiff_t offset = offsets[g];
     const __m512i index = _mm512_load_si512(shuffle);
     Sum sums[4];
-    for (int q = 0; q < packed.steps; ++q, weights += 48, offset += 12) {
+    for (int q = 0; q < steps; ++q, weights += 48, offset += 12) {
       const __m512i c2 = _mm512_load_si512(weights), c1 = _mm512_load_si512(weights + 16),
                     c0 = _mm512_load_si512(weights + 32);
 #pragma GCC unroll 4
@@ -271,11 +274,12 @@ void horizontal_wide(const Axis& axis, const PackedAxis& packed, const uint8_t* 
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11, -1, -1, -1, -1));
   const __m128i transposed = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const uint8_t *row0 = rows[0], *row1 = rows[1], *row2 = rows[2], *row3 = rows[3];
-  const int32_t* weights = packed.weights;
-  for (int x = 0; x < axis.count; ++x) {
-    ptrdiff_t offset = packed.offsets[x];
+  const int32_t *weights = packed.weights, *offsets = packed.offsets;
+  const int count = axis.count, steps = packed.steps;
+  for (int x = 0; x < count; ++x) {
+    ptrdiff_t offset = offsets[x];
     Sum sum;
-    for (int q = 0; q < packed.steps; ++q, weights += 3, offset += 12) {
+    for (int q = 0; q < steps; ++q, weights += 3, offset += 12) {
       const __m256i a = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(row0 + offset)),
                                                 load16(row1 + offset), 1);
       const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(load16(row2 + offset)),
