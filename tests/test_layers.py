@@ -34,13 +34,13 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 ROWS = [
     _row("_native errors"),
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
-    _row("storage engine slots draws", "numpy torch", "fsspec"),
+    _row("storage engine slots draws stock", "numpy torch PIL", "fsspec"),
     _row(
         "sources fallback proof",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow pillow_heif",
     ),
-    _row("lower feed keyed explain trace transfer samplers", "numpy torch", "torchvision PIL timm"),
+    _row("lower feed keyed explain trace transfer samplers", "numpy torch PIL", "torchvision timm"),
     _row("iterate tiers", "numpy torch PIL"),
     _row("tiers iterate explain", "numpy torch PIL"),
     _row("loader", "numpy torch"),
@@ -55,6 +55,7 @@ WITHOUT_TORCH = {"engine", "fallback", "storage"}
 WITHIN_A_ROW = [
     ("sources", "sources.*", "lazily"),
     ("sources.*", "sources.index", "anywhere"),
+    ("sources.filelist", "sources.labels", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),
 ]
