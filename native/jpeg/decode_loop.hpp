@@ -39,10 +39,17 @@ Status unstuff(const Scan& scan, Stream& stream) {
   scan.segments[0] = 0;
   for (;;) {
     Kernels::copy_until_ff(in, end, out);
+    // Note [Fill bytes]
+    // FF may be repeated before a marker. Before a stuffed zero that is an error which libjpeg
+    // doesn't report: its fast decoder takes it for a marker, its slow one repeats the MCU on top
+    // of the coefficients that the fast one left.
+    bool filled = false;
+    for (; end - in >= 2 && in[1] == 0xFF; in++) filled = true;
     if (end - in < 2) return Status::truncated;
     const int marker = in[1];
     in += 2;
     if (marker == 0) {
+      if (filled) return Status::corrupt;
       *out++ = 0xFF;
     } else if (marker == 0xD9) {
       break;
@@ -52,9 +59,6 @@ Status unstuff(const Scan& scan, Stream& stream) {
         return Status::corrupt;
       scan.segments[++segments] = uint32_t(out - scan.stream);
     } else {
-      // Also FF FF: fill bytes are allowed before a marker, but before a stuffed zero libjpeg's
-      // fast and slow decoders disagree, and what it gives then depends on how its input is
-      // buffered.
       return Status::corrupt;
     }
   }
