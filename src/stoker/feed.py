@@ -18,14 +18,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from stoker.engine import Batch, Failure, Session
 from stoker.draws import Draw
+from stoker.engine import Batch, Failure, Session, native_files
 from stoker.errors import DecodeError
-from stoker.fallback import Fallback
+from stoker.fallback import Decode, Fallback
 from stoker.plan import Plan
 from stoker.slots import Slot, Slots
 from stoker.sources.dataset import Rows
+from stoker.sources.index import Files
 
 TRIES = 100
 """How many following samples `on_error="skip"` tries before it gives up."""
@@ -95,8 +97,8 @@ class Feed:
             pinned=pinned,
         )
         self.session = Session(threads)
-        self.fallback = Fallback(self.session, rows.decode)
-        self._files = rows.native()
+        self.fallback = Fallback(self.session, _decoder(rows.files))
+        self._files = _native_files(rows.files)
         self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
 
     def fits(self, plan: Plan, rows: Rows, threads: int) -> bool:
@@ -105,13 +107,13 @@ class Feed:
             self.session.usable
             and self.session.threads == threads
             and self.plan == plan
-            and self.rows.same_as(rows)
+            and _same(self.rows, rows)
         )
 
     def submit(self, draw: Draw) -> Job:
         """Starts a batch."""
         slot = self.slots.take(len(draw.indices))
-        rows = self.rows.rows_of(draw.indices)
+        rows = draw.indices if self.rows.rows is None else self.rows.rows[draw.indices]
         batch = self.session.submit(
             self.plan, self._files, rows, draw.keys(), slot.memory, self.size
         )
@@ -186,6 +188,45 @@ class Feed:
     def close(self) -> None:
         """Gives threads and memory back. Idempotent."""
         self._finalizer()
+
+
+def _decoder(files: Files) -> Decode:
+    """Row to RGB pixels by Pillow. Holds the files, not the feed, which its threads would keep alive."""
+
+    def decode(row: int) -> NDArray[np.uint8]:
+        return np.asarray(files.open(row))
+
+    return decode
+
+
+def _native_files(files: Files) -> object:
+    # Above its own limit Pillow warns or refuses, so it must see such files.
+    limits = [limit for limit in (files.max_pixels, Image.MAX_IMAGE_PIXELS) if limit]
+    return native_files(
+        files.root,
+        files.names,
+        files.offsets,
+        files.max_bytes,
+        min(limits, default=None),
+        files.upright,
+    )
+
+
+def _same(one: Rows, other: Rows) -> bool:
+    """True where both name the same files in the same order with the same labels and limits."""
+    a, b = one.files, other.files
+    arrays = [
+        (a.names, b.names),
+        (a.offsets, b.offsets),
+        (one.labels, other.labels),
+        (one.rows, other.rows),
+    ]
+    return (a.root, a.upright, a.max_pixels, a.max_bytes) == (
+        b.root,
+        b.upright,
+        b.max_pixels,
+        b.max_bytes,
+    ) and all(x is y or np.array_equal(x, y) for x, y in arrays)
 
 
 def _close(session: Session, fallback: Fallback) -> None:

@@ -139,6 +139,8 @@ class LoweredIterator:
         job = self._jobs[0]
         failures = self.feed.finish(job, self.policy.timeout)
         self._jobs.popleft()
+        if self.feed.session.threads:
+            self._start(self.feed.depth)  # so many are ahead while the user works
         for failure in failures:
             self._deal_with(job, failure)
         return [job.slot.images, self.feed.labels(job.draw)]
