@@ -1,12 +1,12 @@
-"""Whether code is still what its package shipped: overrides, monkeypatches and hooks, found without calling anything.
+"""Whether code is still what its package shipped: finds overrides, patches and hidden methods.
 
 Note [Genuine code]
-    A plan replaces Python code, so that code must be the one the plan was written for. Three things
-    are looked at. A class is stock where every method it runs comes from the package: a subclass may add
-    names and redefine the harmless ones, no more. An object is stock where nothing hides a method of its
-    class. And classes and modules are stock where every watched function is the object that was found when
-    stoker first looked, and came from a file of the package then; a function written elsewhere is
-    somebody's patch, whenever it was made.
+    A plan replaces Python code, so that code must be the one that the plan was written for. Three
+    things are looked at, without calling anything. A class is stock where every method it runs comes
+    from the package: a subclass may add names and redefine the harmless ones, no more. An object is
+    stock where nothing hides a method of its class. And classes and modules are stock where every
+    watched function is the object that was found when stoker first looked, and came from a file of
+    the package then; a function written elsewhere is somebody's patch, whenever it was made.
 """
 
 from __future__ import annotations
@@ -19,17 +19,36 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _HARMLESS = frozenset(
-    "__init__ __module__ __doc__ __qualname__ __annotations__ __dict__ __weakref__ __slots__ __repr__ __str__ "
-    "__firstlineno__ __static_attributes__ __annotate__ __annotate_func__ __annotations_cache__ "
-    "__orig_bases__ __parameters__ __abstractmethods__ _abc_impl __len__ extra_repr".split()
+    [
+        "__init__",
+        "__module__",
+        "__doc__",
+        "__qualname__",
+        "__annotations__",
+        "__dict__",
+        "__weakref__",
+        "__slots__",
+        "__repr__",
+        "__str__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__annotate__",
+        "__annotate_func__",
+        "extra_repr",
+        "_abc_impl",
+        "__annotations_cache__",
+        "__orig_bases__",
+        "__parameters__",
+        "__abstractmethods__",
+    ]
 )
 """What a subclass may define without changing what an object does to a sample."""
 
 _MISSING = object()
 
 
-def overridden(cls: type, base: type, harmless: frozenset[str] = _HARMLESS) -> str | None:
-    """The first name with which ``cls`` may change the behaviour of ``base``; None where there is none."""
+def overridden(cls: type, base: type) -> str | None:
+    """The first name with which ``cls`` may change what ``base`` does; None where there is none."""
     if type(cls) is not type(base):
         return f"metaclass {type(cls).__qualname__}"
     mro = cls.__mro__
@@ -39,13 +58,13 @@ def overridden(cls: type, base: type, harmless: frozenset[str] = _HARMLESS) -> s
     for between in mro[: mro.index(base)]:
         for name in between.__dict__:
             dunder = name.startswith("__") and name.endswith("__")
-            if name not in harmless and (dunder or hasattr(base, name)):
+            if name not in _HARMLESS and (dunder or hasattr(base, name)):
                 return name
     return None
 
 
 def hidden(obj: object) -> str | None:
-    """The first attribute of ``obj`` itself that hides one of its class; None where there is none."""
+    """The first attribute of ``obj`` itself that hides one of its class, or None."""
     cls = type(obj)
     for name in vars(obj):
         if inspect.getattr_static(cls, name, _MISSING) is not _MISSING:
@@ -57,7 +76,8 @@ class Watch:
     """Functions as they were first seen.
 
     Args:
-        packages: modules; only functions from files in their folders, or of Python itself, are trusted.
+        packages: modules; functions from files in their folders are trusted, and those of Python
+            itself.
     """
 
     def __init__(self, packages: Iterable[ModuleType]) -> None:

@@ -1,13 +1,11 @@
-"""Stock transforms to a plan: reads torchvision's objects without calling them, and says why when it cannot.
+"""Stock transforms to a plan: reads torchvision's objects without calling them.
 
-Nothing is guessed. Every object must be a genuine stock transform with attributes of the expected kind;
-whatever is not is refused by name. ``python -m stoker.lower`` writes docs/transforms.md.
+Nothing is guessed. Every object must be a genuine stock transform with attributes of the expected
+kind; whatever is not is refused by name. ``python -m stoker.lower`` writes docs/transforms.md.
 """
 
 from __future__ import annotations
 
-import enum
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,115 +17,18 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from stoker import plan as P
+from stoker import plan as ops
 from stoker import proof
-from stoker.plan import Op, Plan, Refusal, Size, Tail
+from stoker.fields import Fields, UnfitError
+from stoker.plan import Op, Plan, Tail
+from stoker.plan import Refusal as Refusal
 from stoker.proof import prove as prove
 from stoker.stock import Stock, identify, surroundings
 
-_LARGEST_SIDE = 1 << 20
 _MOST_OPS = 8
 
 
-class _Unfit(Exception):
-    """An attribute that the native core cannot honour: why, and what to do instead."""
-
-
-class _Fields:
-    """The attributes of one transform, read as what they must be.
-
-    Args:
-        transform: a stock transform.
-        version: 1 or 2, see ``Stock``.
-        bands: "RGB", or "L" after Grayscale(1).
-    """
-
-    def __init__(self, transform: Any, version: int, bands: str) -> None:
-        self.values, self.version, self.bands = vars(transform), version, bands
-
-    def get(self, name: str) -> Any:
-        if name not in self.values:
-            raise _Unfit(f"has no attribute {name}", "use an attribute that torchvision sets")
-        return self.values[name]
-
-    def whole(self, value: Any, name: str, least: int = 1) -> int:
-        if type(value) is not int or not least <= value <= _LARGEST_SIDE:
-            raise _Unfit(f"{name}={value!r}", f"give integers from {least} to {_LARGEST_SIDE}")
-        return value
-
-    def sequence(self, name: str, lengths: tuple[int, ...]) -> tuple[Any, ...]:
-        value = self.get(name)
-        if not isinstance(value, list | tuple) or len(value) not in lengths:
-            raise _Unfit(f"{name}={value!r}", f"give a sequence of length {lengths}")
-        return tuple(value)
-
-    def pair(self, name: str) -> Size:
-        height, width = self.sequence(name, (2,))
-        return self.whole(height, name), self.whole(width, name)
-
-    def number(self, value: Any, name: str, least: float, greatest: float) -> float:
-        if type(value) not in (int, float) or not least <= value <= greatest:
-            raise _Unfit(f"{name}={value!r}", f"give a number from {least:g} to {greatest:g}")
-        return float(value)
-
-    def range(self, name: str, least: float, greatest: float) -> tuple[float, float]:
-        low, high = (self.number(v, name, least, greatest) for v in self.sequence(name, (2,)))
-        if low > high:
-            raise _Unfit(f"{name}={self.get(name)!r} descends", "give (least, greatest)")
-        return low, high
-
-    def probability(self) -> float:
-        return self.number(self.get("p"), "p", 0.0, 1.0)
-
-    def filter(self) -> str:
-        value = self.get("interpolation")
-        if isinstance(value, enum.Enum) and not isinstance(value, int):
-            value = value.value
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = _PILLOW_NUMBERS.get(int(value))
-        name = "nearest" if value == "nearest-exact" else value
-        if name not in P.FILTERS:
-            raise _Unfit(f"interpolation={self.get('interpolation')!r}", f"use one of {P.FILTERS}")
-        return str(name)
-
-    def padding(self) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom."""
-        value = self.get("padding")
-        if isinstance(value, int):
-            value = (value,)
-        if not isinstance(value, list | tuple) or len(value) not in (1, 2, 4):
-            raise _Unfit(f"padding={value!r}", "give 1, 2 or 4 integers")
-        sides = [self.whole(side, "padding", 0) for side in value]
-        left, top, right, bottom = (sides * 4)[:4]
-        return left, top, right, bottom
-
-    def mode(self) -> str:
-        value = self.get("padding_mode")
-        if value not in P.PADDING_MODES:
-            raise _Unfit(f"padding_mode={value!r}", f"use one of {P.PADDING_MODES}")
-        return str(value)
-
-    def fill(self) -> tuple[int, int, int]:
-        """Red, green, blue; torchvision truncates numbers to integers."""
-        value = self.get("fill")
-        if self.mode() != "constant" or value is None:
-            return 0, 0, 0
-        if self.version == 2:
-            effective = self.get("_fill")
-            if isinstance(value, dict) or set(effective) != {"others"}:
-                raise _Unfit(f"fill={value!r}", "give a number or three")
-            value = effective["others"]
-        parts = list(value) if isinstance(value, list | tuple) else [value]
-        if len(parts) not in (1, 3) or (self.bands == "L" and len(parts) == 3):
-            raise _Unfit(f"fill={value!r} for {len(self.bands)} channels", "give a single number")
-        red, green, blue = (int(self.number(part, "fill", 0, 255)) for part in (parts * 3)[:3])
-        return red, green, blue
-
-
-_PILLOW_NUMBERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-
-
-def _resize(fields: _Fields) -> Op:
+def _resize(fields: Fields) -> Op:
     size, max_size = fields.get("size"), fields.get("max_size")
     if isinstance(size, int):
         size = (size,)
@@ -141,25 +42,25 @@ def _resize(fields: _Fields) -> Op:
     if (max_size is None and not sides) or (
         max_size is not None and (len(sides) == 2 or (sides and max_size <= sides[0]))
     ):
-        raise _Unfit(f"size={size}, max_size={max_size}: torchvision raises", "correct them")
-    return P.Resize(sides, max_size, fields.filter())
+        raise UnfitError(f"size={size}, max_size={max_size}: torchvision raises", "correct them")
+    return ops.Resize(sides, max_size, fields.filter())
 
 
-def _random_crop(fields: _Fields) -> Op:
+def _random_crop(fields: Fields) -> Op:
     padding = (0, 0, 0, 0)
     if fields.get("padding") is not None:
         padding = fields.padding()
         if fields.version == 2:  # keeps it as left, right, top, bottom
             padding = padding[0], padding[2], padding[1], padding[3]
     if type(fields.get("pad_if_needed")) is not bool:
-        raise _Unfit(f"pad_if_needed={fields.get('pad_if_needed')!r}", "give True or False")
+        raise UnfitError(f"pad_if_needed={fields.get('pad_if_needed')!r}", "give True or False")
     needed = fields.get("pad_if_needed")
-    return P.RandomCrop(
+    return ops.RandomCrop(
         fields.pair("size"), padding, needed, fields.mode(), fields.fill(), fields.version
     )
 
 
-def _random_resized_crop(fields: _Fields) -> Op:
+def _random_resized_crop(fields: Fields) -> Op:
     ratio = fields.range("ratio", 1e-4, 1e4)
     if fields.version == 2:
         logarithms = fields.get("_log_ratio")
@@ -170,23 +71,27 @@ def _random_resized_crop(fields: _Fields) -> Op:
         or logarithms.dtype != torch.float32
         or logarithms.shape != (2,)
     ):
-        raise _Unfit(f"log(ratio)={logarithms!r}", "leave torch's default dtype at float32")
+        raise UnfitError(f"log(ratio)={logarithms!r}", "leave torch's default dtype at float32")
     low, high = logarithms.tolist()
     fused = proof.fused_uniform()
     if fused is None:
-        raise _Unfit("torch's generator draws in an unknown way", "use another torch version")
+        raise UnfitError("torch's generator draws in an unknown way", "use another torch version")
     if not low <= high or not proof.prove_exponentials(low, high, fused):
-        raise _Unfit("torch.exp gives values that cannot be reproduced", "use another torch version")
+        raise UnfitError(
+            "torch.exp gives values that cannot be reproduced", "use another torch version"
+        )
     scale = fields.range("scale", 0.0, 1e6)
-    return P.RandomResizedCrop(fields.pair("size"), scale, (low, high), ratio, fields.filter(), fused)
+    return ops.RandomResizedCrop(
+        fields.pair("size"), scale, (low, high), ratio, fields.filter(), fused
+    )
 
 
-def _grayscale(fields: _Fields) -> Op:
+def _grayscale(fields: Fields) -> Op:
     channels = fields.get("num_output_channels")
     if type(channels) is not int or channels not in (1, 3):
-        raise _Unfit(f"num_output_channels={channels!r}", "give 1 or 3")
+        raise UnfitError(f"num_output_channels={channels!r}", "give 1 or 3")
     fields.bands = "L" if channels == 1 else "RGB"
-    return P.Grayscale()
+    return ops.Grayscale()
 
 
 @dataclass(frozen=True)
@@ -194,9 +99,9 @@ class Rule:
     """How a stock transform is lowered.
 
     Attributes:
-        role: "geometry" changes a Pillow image; "flip" does, and may also follow the conversion to a
-            tensor; "convert" makes the tensor; "tail" maps each of its values; "container" holds others;
-            "nothing" does nothing.
+        role: "geometry" changes a Pillow image; "flip" does, and may also follow the conversion to
+            a tensor; "convert" makes the tensor; "tail" maps each of its values; "container" holds
+            others; "nothing" does nothing.
         versions: "v1", "v2", "torch", "timm": where the class is.
         attributes: all that it may have; others would be news.
         read: makes the operation of a geometry or a flip.
@@ -206,7 +111,7 @@ class Rule:
     role: str
     versions: str
     attributes: str = ""
-    read: Callable[[_Fields], Op] | None = None
+    read: Callable[[Fields], Op] | None = None
     note: str = ""
 
 
@@ -226,7 +131,7 @@ RULES: dict[str, Rule] = {
         "geometry",
         _BOTH,
         "size",
-        lambda fields: P.CenterCrop(fields.pair("size")),
+        lambda fields: ops.CenterCrop(fields.pair("size")),
         "pads with zeros where the image is smaller",
     ),
     "RandomCrop": Rule(
@@ -244,21 +149,21 @@ RULES: dict[str, Rule] = {
         "any scale, ratios from 1e-4 to 1e4; needs torch's default dtype at float32",
     ),
     "RandomHorizontalFlip": Rule(
-        "flip", _BOTH, "p", lambda fields: P.RandomHorizontalFlip(fields.probability())
+        "flip", _BOTH, "p", lambda fields: ops.RandomHorizontalFlip(fields.probability())
     ),
     "RandomVerticalFlip": Rule(
-        "flip", _BOTH, "p", lambda fields: P.RandomVerticalFlip(fields.probability())
+        "flip", _BOTH, "p", lambda fields: ops.RandomVerticalFlip(fields.probability())
     ),
     "Pad": Rule(
         "geometry",
         _BOTH,
         "padding fill _fill padding_mode",
-        lambda fields: P.Pad(fields.padding(), fields.mode(), fields.fill()),
+        lambda fields: ops.Pad(fields.padding(), fields.mode(), fields.fill()),
         "every mode; no negative padding; `fill` a number or three from 0 to 255",
     ),
     "Grayscale": Rule("geometry", _BOTH, "num_output_channels", _grayscale),
     "RandomGrayscale": Rule(
-        "geometry", _BOTH, "p", lambda fields: P.RandomGrayscale(fields.probability())
+        "geometry", _BOTH, "p", lambda fields: ops.RandomGrayscale(fields.probability())
     ),
     "ToTensor": Rule("convert", _BOTH, note="divides by 255, in torch's default dtype"),
     "PILToTensor": Rule("convert", _BOTH),
@@ -303,14 +208,17 @@ def _flatten(transform: Any, depth: int = 0) -> Iterator[tuple[Any, Stock] | Ref
 def lower_transform(transform: Any) -> Plan | Refusal:
     """The plan of a transform as it is now, or the first thing that prevents one.
 
-    A millisecond, and 0.1 s once for each new ``ratio`` of RandomResizedCrop. The plan is not yet proven.
+    A millisecond, and 0.1 s once for each new ``ratio`` of RandomResizedCrop. The plan is not yet
+    proven.
     """
     if transform is None:
-        return Refusal("transform=None", "images are not turned into tensors", "end with ToTensor()")
+        return Refusal(
+            "transform=None", "images are not turned into tensors", "end with ToTensor()"
+        )
     refusal = surroundings()
     if refusal is not None:
         return refusal
-    ops: list[Op] = []
+    done: list[Op] = []
     tail: list[Any] = []
     bands = "RGB"
     for found in _flatten(transform):
@@ -321,38 +229,40 @@ def lower_transform(transform: Any) -> Plan | Refusal:
         if rule.role == "convert" or (rule.role == "tail" and tail):
             tail.append(one)
         elif rule.read is None:
-            return Refusal(stock.name, "comes before the conversion to a tensor", "move it to the end")
+            return Refusal(
+                stock.name, "comes before the conversion to a tensor", "move it to the end"
+            )
         elif tail and rule.role != "flip":
-            why = f"after {type(tail[0]).__name__} it works on tensors, with other results than on images"
+            why = f"after {type(tail[0]).__name__} it works on tensors, with other results"
             return Refusal(stock.name, why, f"put it before {type(tail[0]).__name__}")
         else:
-            fields = _Fields(one, stock.version, bands)
+            fields = Fields(one, stock.version, bands)
             try:
-                ops.append(rule.read(fields))
-            except _Unfit as unfit:
+                done.append(rule.read(fields))
+            except UnfitError as unfit:
                 return Refusal(stock.name, *unfit.args)
             bands = fields.bands
-    return _finish(tuple(ops), tail, bands)
+    return _finish(tuple(done), tail, bands)
 
 
-def _finish(ops: tuple[Op, ...], tail: list[Any], bands: str) -> Plan | Refusal:
-    if len(ops) > _MOST_OPS:
+def _finish(done: tuple[Op, ...], tail: list[Any], bands: str) -> Plan | Refusal:
+    if len(done) > _MOST_OPS:
         return Refusal("transform", f"has more than {_MOST_OPS} operations", "use fewer")
     if not tail:
         return Refusal("transform", "does not end in a tensor", "end with ToTensor()")
-    if any(op.draws for op in ops):
+    if any(op.draws for op in done):
         if torch.get_default_dtype() != torch.float32:
             return Refusal("torch's default dtype", "changes the draws", "leave it at float32")
         if proof.fused_uniform() is None:
             return Refusal("torch", "draws in an unknown way", "use another version")
     order = "horizontal_first"
-    if any(isinstance(op, P.Resize | P.RandomResizedCrop) for op in ops):
+    if any(isinstance(op, ops.Resize | ops.RandomResizedCrop) for op in done):
         known = proof.pass_order()
         if known is None:
             return Refusal("Pillow", "resizes in an unknown way", "use another version")
         order = known
     table = _tail(tail, bands)
-    return table if isinstance(table, Refusal) else Plan(ops, table, order)
+    return table if isinstance(table, Refusal) else Plan(done, table, order)
 
 
 _DTYPES = {
@@ -417,10 +327,10 @@ _INTRODUCTION = """\
 
 Written by `python -m stoker.lower` from the lowering table; a test compares the two.
 
-A transform runs natively where every part of it is in this table, unchanged: no subclass with methods of
-its own, no hook, no patch. `Compose` and `Sequential` may be nested. Everything else runs as it does without
-stoker, and `loader.explain()` names the part that prevented more. Before a plan is used it is compared, bit for
-bit, with the transform itself on a few small files.
+A transform runs natively where every part of it is in this table, unchanged: no subclass with
+methods of its own, no hook, no patch. `Compose` and `Sequential` may be nested. Everything else runs
+as it does without stoker, and `loader.explain()` names the part that prevented more. Before a plan
+is used it is compared, bit for bit, with the transform itself on a few small files.
 
 | transform | in | role | remarks |
 |---|---|---|---|
@@ -436,9 +346,10 @@ _ROLES = {
 }
 
 _REMARKS = """
-`v1` is `torchvision.transforms`, `v2` is `torchvision.transforms.v2`. A resize or crop after `ToTensor`, `PILToTensor` or
-`ToImage` works on tensors, with other results than on images, and does not run natively. The result must be
-uint8, float32, float16 or bfloat16 with one or three channels, and of the same size for every image.
+`v1` is `torchvision.transforms`, `v2` is `torchvision.transforms.v2`. A resize or crop after
+`ToTensor`, `PILToTensor` or `ToImage` works on tensors, with other results than on images, and does
+not run natively. The result must be uint8, float32, float16 or bfloat16 with one or three channels,
+and of the same size for every image.
 """
 
 

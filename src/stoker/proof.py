@@ -1,9 +1,9 @@
-"""Proofs, made in this process with the installed torch, torchvision and Pillow, that a plan gives their bits.
+"""Proofs, made in this process with the installed torch, torchvision and Pillow, of a plan's bits.
 
 Note [A plan proves itself]
-    Everything that depends on a version or on the processor is measured where it is used: how torch scales
-    its draws, what ``torch.exp`` gives, which pass of a resize Pillow runs first, and, in the end, the
-    whole plan on a few small files. A new version can make a plan be refused, never be wrong.
+    Everything that depends on a version or on the processor is measured where it is used: how torch
+    scales its draws, what ``torch.exp`` gives, which pass of a resize Pillow runs first, and, in the
+    end, the whole plan on a few small files. A new version can make a plan be refused, never be wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.utils.data import default_collate
 
 from stoker.draws import generators_kept, seed_generators
 from stoker.engine import ExpTable, Generator, result_size, run_encoded
-from stoker.plan import RandomCrop, Plan, Refusal, Size
+from stoker.plan import Plan, RandomCrop, Refusal, Size
 
 _DRAWS = 1 << 24  # torch's float32 draws have 24 bits
 _BLOCK = 1 << 16
@@ -32,7 +33,7 @@ _PIECE = 2048  # torch shares longer tensors out to threads, which costs more th
 
 @lru_cache(maxsize=1)
 def fused_uniform() -> bool | None:
-    """Whether torch scales uniform draws with one rounding; None where its draws are not as expected."""
+    """Whether torch scales uniform draws with one rounding; None where they are not as expected."""
     seed, scale = 20_240_229, (0.08, 1.0)
     torch_generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(2048, dtype=torch.float32).uniform_(*scale, generator=torch_generator)
@@ -53,7 +54,7 @@ def fused_uniform() -> bool | None:
 
 
 def prove_exponentials(low: float, high: float, fused: bool) -> bool:
-    """Proves ``torch.exp`` of every draw from [low, high] (float32); see native/random.hpp. About 0.1 s.
+    """Proves ``torch.exp`` of every float32 draw from [low, high], in 0.1 s; see native/random.hpp.
 
     Returns:
         False where torch's values cannot be reproduced.
@@ -103,7 +104,7 @@ _RESIZES = [
 
 @lru_cache(maxsize=1)
 def pass_order() -> str | None:
-    """Which pass of a resize the installed Pillow runs first, one of ``PASS_ORDERS``; None if none fits."""
+    """Which pass of a resize Pillow runs first, one of ``PASS_ORDERS``; None if none fits."""
     noise = np.random.default_rng(1)
     seen = []
     for w, h, to_w, to_h in _RESIZES:
@@ -153,23 +154,36 @@ def _files(least: int) -> list[tuple[Size, bytes]]:
     return made
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keeps torch from waking its threads for images that one thread has done sooner."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 _outcomes: dict[Plan, Refusal | None] = {}
 
 
 def prove(plan: Plan, transform: Any) -> Refusal | None:
-    """Runs ``transform`` and ``plan`` on a few files under the same keys; None where all bits are equal.
+    """Runs ``transform`` and ``plan`` on a few files under the same keys; None if all bits are equal.
 
     Once per plan and process; tens of milliseconds. The generators are left as they were.
     """
     if plan not in _outcomes:
-        with warnings.catch_warnings(), generators_kept():
+        with warnings.catch_warnings(), generators_kept(), _one_thread():
             warnings.simplefilter("ignore")
             difference = _difference(plan, transform)
-        _outcomes[plan] = difference and Refusal(
-            type(transform).__name__,
-            f"the native plan differs from it: {difference}",
-            "please report it with your versions of torch, torchvision and Pillow",
-        )
+        _outcomes[plan] = None
+        if difference is not None:
+            _outcomes[plan] = Refusal(
+                type(transform).__name__,
+                f"the native plan differs from it: {difference}",
+                "please report it with your versions of torch, torchvision and Pillow",
+            )
     return _outcomes[plan]
 
 

@@ -1,6 +1,7 @@
-"""Which stock transform an object is, proven to behave as its package shipped it; see Note [Genuine code].
+"""Which stock transform an object is, proven to behave as its package shipped it.
 
-Nothing is imported here: an object of torchvision exists only where the user has imported it.
+Note [Genuine code] says what is looked at. Nothing is imported here: an object of torchvision exists
+only where the user has imported it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ _VERSIONS = {"torchvision.transforms": 1, "torchvision.transforms.v2": 2}
 _TIMM = "timm.data.transforms"
 _TIMM_CLASSES = ("MaybeToTensor", "MaybePILToTensor")
 
-# What the transforms call outside of torchvision, by the names that matter: other libraries patch some of the rest.
+# What the transforms call outside of their package. Other libraries patch some of the rest of torch.
+_TENSOR = """
+    uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __ge__ as_subclass
+"""
+_IMAGE = """
+    resize crop transpose convert copy paste load tobytes getbands _new _crop __array_interface__
+"""
 _CALLED: list[tuple[Any, str]] = [
     (nn.Module, "__call__ _wrapped_call_impl _call_impl __getattr__"),
     (nn.Sequential, "forward __iter__ __getitem__ __len__"),
     (nn.Identity, "forward"),
     (torch, "rand empty randint exp log tensor as_tensor from_numpy stack is_tensor"),
-    (torch.Tensor, "uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __ge__ as_subclass"),
+    (torch.Tensor, _TENSOR),
     (Image, "new merge fromarray"),
-    (Image.Image, "resize crop transpose convert copy paste load tobytes getbands _new _crop __array_interface__"),
+    (Image.Image, _IMAGE),
     (ImageOps, "expand"),
     (np, "array asarray dstack pad minimum maximum"),
 ]
@@ -68,7 +75,8 @@ class _Catalogue:
         names = frozenset(
             name
             for name in list(sys.modules)
-            if name.startswith(("torchvision.transforms", "torchvision.tv_tensors")) or name == _TIMM
+            if name.startswith(("torchvision.transforms", "torchvision.tv_tensors"))
+            or name == _TIMM
         )
         if self.watch is not None and names == self.modules:
             return
@@ -116,7 +124,9 @@ def surroundings() -> Refusal | None:
         if getattr(modules, name, None):
             return Refusal("torch.nn", "global module hooks are registered", "remove them")
     if torch.get_default_device().type != "cpu" or torch._C._len_torch_function_stack() > 0:
-        return Refusal("torch", "a default device or function mode is set", "set it after the loader is made")
+        return Refusal(
+            "torch", "a default device or function mode is set", "set it after the loader is made"
+        )
     return None
 
 
@@ -126,7 +136,11 @@ def identify(transform: Any) -> Stock | Refusal:
     name = f"{cls.__module__}.{cls.__qualname__}"
     base = next((b for b in cls.__mro__ if b in _catalogue.classes), None)
     if base is None:
-        kind = "a Python function" if callable(transform) and hasattr(transform, "__code__") else "not stock"
+        kind = (
+            "a Python function"
+            if callable(transform) and hasattr(transform, "__code__")
+            else "not stock"
+        )
         shown = getattr(transform, "__qualname__", name)
         return Refusal(shown, f"is {kind}", "use the transforms listed in docs/transforms.md")
     if cls is not base:

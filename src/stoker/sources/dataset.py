@@ -1,0 +1,365 @@
+"""torch's, torchvision's and stoker's own datasets as a table of files, labels and one transform.
+
+A dataset is read only where its ``__getitem__`` is known: open the file with Pillow as RGB,
+transform, look the label up. Its attributes are read anew each time, so what the user changes after
+construction counts; an unchanged list is recognised without reading it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import BuiltinMethodType, MethodWrapperType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from stoker.engine import native_files
+from stoker.genuine import Watch
+from stoker.plan import Refusal
+from stoker.sources import index
+from stoker.sources.index import Files, Images
+
+if TYPE_CHECKING:
+    from stoker import _native
+
+_RUN = ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
+"""What a loader calls of a dataset."""
+
+# Where torchvision's classes keep their (path, label) pairs, or the paths and the labels.
+_PAIRS = {
+    "DatasetFolder": "samples",
+    "EuroSAT": "samples",
+    "Imagenette": "_samples",
+    "StanfordCars": "_samples",
+}
+_COLUMNS = ("Flowers102", "Food101", "DTD", "FGVCAircraft", "SUN397")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A dataset as the native core sees it.
+
+    Attributes:
+        files: the table of files.
+        rows: row of each sample in ``files``, int64; None where sample i is row i.
+        labels: of each sample, int64 of shape (n,), after the target transform.
+        transform: what is done to each image.
+    """
+
+    files: Files
+    rows: NDArray[np.int64] | None
+    labels: NDArray[np.int64]
+    transform: Any
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of samples, int64; negative indices count from the end.
+
+        Raises:
+            IndexError: an index is outside of the dataset.
+        """
+        if len(indices) and not -len(self) <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"sample index out of range for {len(self)} samples")
+        if self.rows is not None:
+            return self.rows[indices]
+        return np.where(indices < 0, indices + len(self), indices)
+
+    def location(self, index: int) -> str:
+        """Path of a sample."""
+        return self.files.path(int(self.rows_of(np.array([index]))[0]))
+
+    def decode(self, row: int) -> NDArray[np.uint8]:
+        """What Pillow makes of a file: RGB, uint8 of shape (height, width, 3).
+
+        Raises:
+            DecodeError: Pillow cannot decode it.
+        """
+        return np.asarray(self.files.open(row))
+
+    def native(self) -> _native.Files:
+        """The native view of the table; it keeps the memory alive."""
+        files = self.files
+        return native_files(
+            files.root, files.names, files.offsets, files.max_bytes, files.max_pixels, files.upright
+        )
+
+    def same_as(self, other: Rows) -> bool:
+        """True where both have the same samples, labels and transform."""
+        if self.files is not other.files or self.transform is not other.transform:
+            return False
+        if (self.rows is None) != (other.rows is None) or len(self) != len(other):
+            return False
+        same = self.rows is None or other.rows is None or np.array_equal(self.rows, other.rows)
+        return same and np.array_equal(self.labels, other.labels)
+
+
+_MISSING = object()
+
+
+class _RefusedError(Exception):
+    """The arguments of a Refusal."""
+
+
+def read(dataset: Any) -> Rows | Refusal:
+    """The files, labels and transform of a dataset as they are now, or what prevents reading them.
+
+    A million samples take some 0.7 s the first time and 10 ms when nothing has changed.
+    """
+    try:
+        changed = _watch(_torchvision_loaded()).changed()
+        if changed is not None:
+            raise _RefusedError(changed, "is not the package's own code", "remove the patch")
+        return _read(dataset, 0)
+    except _RefusedError as unfit:
+        return Refusal(*unfit.args)
+
+
+def _torchvision_loaded() -> bool:
+    return "torchvision.datasets" in sys.modules
+
+
+@lru_cache(maxsize=2)
+def _watch(torchvision_loaded: bool) -> Watch:
+    watch = Watch([torch, PIL])
+    watch.trust(sys.modules[index.__name__])
+    for owner in (Subset, ConcatDataset, Dataset, Images):
+        watch.functions(owner, _RUN)
+    watch.functions(Files, ["open", "path", "name", "encoded_name"])
+    watch.functions(index, ["open_image", "row_of"])
+    watch.functions(Image, ["open"])
+    watch.functions(Image.Image, ["convert", "load"])
+    if torchvision_loaded:
+        datasets = sys.modules["torchvision.datasets"]
+        watch.trust(sys.modules["torchvision"])
+        watch.functions(
+            sys.modules["torchvision.datasets.folder"], ["default_loader", "pil_loader"]
+        )
+        watch.functions(sys.modules["torchvision"], ["get_image_backend"])
+        for name in (*_PAIRS, *_COLUMNS):
+            if hasattr(datasets, name):
+                watch.functions(getattr(datasets, name), _RUN)
+    return watch
+
+
+def _read(dataset: Any, depth: int) -> Rows:
+    cls = type(dataset)
+    if depth > 32:
+        raise _RefusedError(cls.__name__, "is nested too deeply", "nest less")
+    if cls is Subset:
+        return _subset(_read(dataset.dataset, depth + 1), dataset.indices)
+    if cls is ConcatDataset:
+        return _joined(dataset, [_read(part, depth + 1) for part in dataset.datasets])
+    if isinstance(dataset, Images):
+        _require_unchanged(cls, Images, ("files", "transform", "target_transform"))
+        files = vars(dataset)["files"]
+        if files.labels is None:
+            raise _RefusedError(cls.__name__, "has no labels", "give labels")
+        return _with_targets(dataset, files, files.labels)
+    return _torchvision(dataset)
+
+
+def _require_unchanged(cls: type, base: type, attributes: Iterable[str]) -> None:
+    """Refuses a subclass that may change what ``base`` does with a sample."""
+    for name in (*_RUN, *attributes):
+        ours, theirs = (inspect.getattr_static(c, name, _MISSING) for c in (cls, base))
+        if ours is not theirs:
+            shown = f"{cls.__qualname__}.{name}"
+            raise _RefusedError(shown, f"overrides that of {base.__name__}", "leave it out")
+
+
+def _subset(whole: Rows, indices: Any) -> Rows:
+    if isinstance(indices, torch.Tensor):
+        indices = indices.numpy(force=True)
+    chosen = np.asarray(indices)
+    if chosen.ndim != 1 or (len(chosen) and chosen.dtype.kind not in "iu"):
+        raise _RefusedError("Subset", "its indices are not integers", "give a list of integers")
+    chosen = chosen.astype(np.int64)
+    try:
+        rows = whole.rows_of(chosen)
+    except IndexError as error:
+        raise _RefusedError("Subset", str(error), "correct its indices") from error
+    return replace(whole, rows=rows, labels=whole.labels[chosen])
+
+
+def _joined(dataset: ConcatDataset[Any], parts: list[Rows]) -> Rows:
+    first = parts[0]
+    if any(part.transform is not first.transform for part in parts):
+        raise _RefusedError(
+            "ConcatDataset", "its parts have different transforms", "share one object"
+        )
+    if dataset.cumulative_sizes != list(np.cumsum([len(part) for part in parts])):
+        raise _RefusedError("ConcatDataset", "a part has changed its length", "make it anew")
+    labels = np.concatenate([part.labels for part in parts])
+    tables = list({id(part.files): part.files for part in parts}.values())
+    starts = dict(zip(map(id, tables), np.cumsum([0, *map(len, tables)]).tolist(), strict=False))
+    rows = [
+        (np.arange(len(part), dtype=np.int64) if part.rows is None else part.rows)
+        + starts[id(part.files)]
+        for part in parts
+    ]
+    return Rows(_one_table(tables), np.concatenate(rows), labels, first.transform)
+
+
+_tables: weakref.WeakValueDictionary[tuple[int, ...], Files] = weakref.WeakValueDictionary()
+
+
+def _one_table(tables: list[Files]) -> Files:
+    """The rows of several tables, one after the other; the same object for the same tables."""
+    if len(tables) == 1:
+        return tables[0]
+    key = tuple(map(id, tables))
+    table = _tables.get(key)
+    if table is None:
+        kinds = {(files.upright, files.max_pixels, files.max_bytes) for files in tables}
+        if len(kinds) > 1:
+            raise _RefusedError(
+                "ConcatDataset", "its parts have different limits", "give all the same"
+            )
+        names, lengths = zip(*map(_whole_paths, tables), strict=True)
+        offsets = np.zeros(sum(map(len, tables)) + 1, np.uint64)
+        np.cumsum(np.concatenate(lengths), out=offsets[1:])
+        table = replace(
+            tables[0], root="", names=np.concatenate(names), offsets=offsets, labels=None
+        )
+        # The parts live as long as their union, so that no other table can have their ids.
+        object.__setattr__(table, "_parts", tables)
+        _tables[key] = table
+    return table
+
+
+def _whole_paths(files: Files) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    """Paths with their root, one after the other, and their lengths."""
+    root = np.frombuffer(os.fsencode(files.root), np.uint8)
+    starts = files.offsets[:-1].astype(np.int64)
+    begin, end = int(files.offsets[0]), int(files.offsets[-1])
+    places = np.repeat(starts - begin, len(root))
+    names = np.insert(files.names[begin:end], places, np.tile(root, len(files)))
+    return names, np.diff(files.offsets) + np.uint64(len(root))
+
+
+# torchvision
+
+
+def _torchvision(dataset: Any) -> Rows:
+    cls = type(dataset)
+    known = sys.modules.get("torchvision.datasets")
+    bases = {getattr(known, name, None): name for name in (*_PAIRS, *_COLUMNS)} if known else {}
+    base = next((b for b in cls.__mro__ if b in bases), None)
+    if base is None:
+        raise _RefusedError(
+            f"{cls.__module__}.{cls.__qualname__}",
+            "its __getitem__ is not one that stoker knows",
+            "use stoker.ImageDataset, stoker.ImageFolder or torchvision's ImageFolder",
+        )
+    name = bases[base]
+    columns = ["_image_files", "_labels"] if name in _COLUMNS else [_PAIRS[name]]
+    _require_unchanged(cls, base, ("loader", "transform", "target_transform", *columns))
+    folder, values = sys.modules["torchvision.datasets.folder"], vars(dataset)
+    loader = values.get("loader")
+    if loader is not folder.default_loader and loader is not folder.pil_loader:
+        shown = getattr(loader, "__qualname__", repr(loader))
+        raise _RefusedError(f"loader={shown}", "reads images in its own way", "leave loader out")
+    backend = sys.modules["torchvision"].get_image_backend()
+    if backend != "PIL":
+        raise _RefusedError(f"image backend {backend}", "is not Pillow", "set_image_backend('PIL')")
+    lists = [values.get(column) for column in columns]
+    if any(not isinstance(one, Sequence) for one in lists):
+        raise _RefusedError(f"{name}.{columns[0]}", "is not a list", "leave it a list")
+    files, labels = _table(dataset, lists)
+    return _with_targets(dataset, files, labels)
+
+
+@dataclass
+class _Known:
+    """A dataset that was read: copies of its lists, to see if they changed, and what they gave."""
+
+    lists: list[list[Any]]
+    files: Files
+    labels: NDArray[np.int64]
+
+
+_known: dict[int, _Known] = {}
+
+
+def _table(dataset: Any, lists: list[Any]) -> tuple[Files, NDArray[np.int64]]:
+    """Files and labels of a dataset's lists; the same objects until the lists change."""
+    known = _known.get(id(dataset))
+    # Comparing elements that are the same object is quick, and these cannot change in place.
+    if known is not None and known.lists == lists:
+        return known.files, known.labels
+    copies = [list(one) for one in lists]
+    if len(copies) == 2:
+        paths, labels = copies
+        immutable = True
+    else:
+        kinds = set(map(type, copies[0]))
+        if not kinds <= {tuple, list} or set(map(len, copies[0])) - {2}:
+            raise _RefusedError(
+                type(dataset).__name__, "its samples are not (path, label) pairs", "make them so"
+            )
+        immutable = list not in kinds
+        paths, labels = [pair[0] for pair in copies[0]], [pair[1] for pair in copies[0]]
+    if set(map(type, labels)) - {int}:
+        raise _RefusedError(
+            type(dataset).__name__, "its labels are not all integers", "give int labels"
+        )
+    if set(map(type, paths)) - {str}:
+        paths = [os.fspath(path) for path in paths]
+    if len(paths) != len(labels):
+        raise _RefusedError(
+            type(dataset).__name__, "has more paths than labels", "correct its lists"
+        )
+    try:
+        files, table = Files.from_paths(paths), np.array(labels, np.int64)
+    except (OverflowError, UnicodeError) as error:
+        raise _RefusedError(type(dataset).__name__, str(error), "correct its samples") from error
+    if not files.names.all():
+        raise _RefusedError(type(dataset).__name__, "a path has a null character", "correct it")
+    if immutable:
+        if id(dataset) not in _known:
+            weakref.finalize(dataset, _known.pop, id(dataset), None)
+        _known[id(dataset)] = _Known(copies, files, table)
+    return files, table
+
+
+def _with_targets(dataset: Any, files: Files, labels: NDArray[np.int64]) -> Rows:
+    """Rows with the labels that a plain look-up in a dict, list or tuple makes of them."""
+    values = vars(dataset)
+    look_up = values.get("target_transform")
+    if look_up is not None:
+        plain = isinstance(look_up, BuiltinMethodType | MethodWrapperType)
+        if (
+            not plain
+            or type(look_up.__self__) not in (dict, list, tuple)
+            or look_up.__name__ not in ("__getitem__", "get")
+        ):
+            shown = getattr(look_up, "__qualname__", repr(look_up))
+            raise _RefusedError(
+                f"target_transform={shown}", "is not a plain look-up", "give a dict's __getitem__"
+            )
+        before, places = np.unique(labels, return_inverse=True)
+        try:
+            after = [look_up(label) for label in before.tolist()]
+        except (LookupError, TypeError) as error:
+            raise _RefusedError(
+                "target_transform", f"raises {error!r}", "let it know all labels"
+            ) from error
+        if set(map(type, after)) - {int}:
+            raise _RefusedError(
+                "target_transform", "gives labels that are not integers", "give integers"
+            )
+        labels = np.array(after, np.int64)[places]
+    return Rows(files, None, labels, values.get("transform"))
