@@ -45,13 +45,11 @@ void mirror(const uint8_t* row, int width, uint8_t* out) {
   for (int x = 0; x < width; ++x) std::memcpy(out + 3 * (width - 1 - x), row + 3 * x, 3);
 }
 
-const ConvertKernels kScalar = {planar, gray, mirror};
+constexpr ConvertKernels kScalar = {planar, gray, mirror};
 
-ConvertKernels kernels(SimdLevel level) {
+const ConvertKernels& kernels(SimdLevel level) {
 #if defined(STOKER_X86)
-  if (level == SimdLevel::avx512) {
-    return {kConvertAvx512.planar, kConvertAvx2.gray, kConvertAvx2.mirror};
-  }
+  if (level == SimdLevel::avx512) return kConvertAvx512;
   if (level == SimdLevel::avx2) return kConvertAvx2;
 #endif
   static_cast<void>(level);
@@ -148,16 +146,21 @@ void set_table(Conversion& conversion, const uint16_t* table) {
 
 void convert_rows(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows,
                   bool flip_x, uint8_t* scratch, const Output& output) {
-  const ConvertKernels kernel = kernels(level);
+  const ConvertKernels& kernel = kernels(level);
+#if defined(STOKER_X86)
+  const ConvertKernels& simple = level == SimdLevel::avx512 ? kConvertAvx2 : kernel;
+#else
+  const ConvertKernels& simple = kernel;
+#endif
   uint8_t* changed = scratch + kRowSlack;
   for (int i = 0; i < rows; ++i) {
     const uint8_t* row = source + i * stride;
     if (flip_x) {
-      kernel.mirror(row, output.width, changed);
+      simple.mirror(row, output.width, changed);
       row = changed;
     }
     if (output.gray) {
-      kernel.gray(row, output.width, changed);
+      simple.gray(row, output.width, changed);
       row = changed;
     }
     write_row(kernel, row, y + i, output);

@@ -209,6 +209,9 @@ struct Sum {
   STOKER_INLINE void add(__m256i pairs, __m256i weights_high, __m256i weights_low) {
     high = _mm256_add_epi32(high, _mm256_madd_epi16(pairs, weights_high));
     low = _mm256_add_epi32(low, _mm256_madd_epi16(pairs, weights_low));
+    // Keeps GCC from regrouping the additions, which makes it spill registers: 7 to 17 % of a
+    // resize.
+    asm("" : "+x"(high), "+x"(low));
   }
   STOKER_INLINE __m256i total() const {
     return _mm256_srai_epi32(_mm256_add_epi32(_mm256_slli_epi32(high, 8), low), kWeightBits);
