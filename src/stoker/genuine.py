@@ -2,8 +2,8 @@
 
 Note [Genuine code]
     A plan replaces Python code, so that code must be the one that the plan was written for. Three
-    things are looked at, without calling anything. A class is stock where every method it runs comes
-    from the package: a subclass may add names and redefine the harmless ones, no more. An object is
+    things are looked at, without calling anything. A class is stock where every method it runs is
+    the package's: a subclass may add names and redefine the harmless ones, no more. An object is
     stock where nothing hides a method of its class. And classes and modules are stock where every
     watched function is the object that was found when stoker first looked, and came from a file of
     the package then; a function written elsewhere is somebody's patch, whenever it was made.
@@ -19,28 +19,30 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _HARMLESS = frozenset(
+    # fmt: off
     [
         "__init__",
+        "__repr__",
+        "__str__",
+        "extra_repr",
         "__module__",
         "__doc__",
         "__qualname__",
-        "__annotations__",
         "__dict__",
         "__weakref__",
         "__slots__",
-        "__repr__",
-        "__str__",
-        "__firstlineno__",
-        "__static_attributes__",
+        "__annotations__",
         "__annotate__",
         "__annotate_func__",
-        "extra_repr",
-        "_abc_impl",
         "__annotations_cache__",
+        "__firstlineno__",
+        "__static_attributes__",
         "__orig_bases__",
         "__parameters__",
         "__abstractmethods__",
+        "_abc_impl",
     ]
+    # fmt: on
 )
 """What a subclass may define without changing what an object does to a sample."""
 

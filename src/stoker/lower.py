@@ -328,9 +328,9 @@ _INTRODUCTION = """\
 Written by `python -m stoker.lower` from the lowering table; a test compares the two.
 
 A transform runs natively where every part of it is in this table, unchanged: no subclass with
-methods of its own, no hook, no patch. `Compose` and `Sequential` may be nested. Everything else runs
-as it does without stoker, and `loader.explain()` names the part that prevented more. Before a plan
-is used it is compared, bit for bit, with the transform itself on a few small files.
+methods of its own, no hook, no patch. `Compose` and `Sequential` may be nested. Everything else
+runs as it does without stoker, and `loader.explain()` names the part that prevented more. Before a
+plan is used it is compared, bit for bit, with the transform itself on a few small files.
 
 | transform | in | role | remarks |
 |---|---|---|---|

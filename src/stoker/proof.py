@@ -2,8 +2,9 @@
 
 Note [A plan proves itself]
     Everything that depends on a version or on the processor is measured where it is used: how torch
-    scales its draws, what ``torch.exp`` gives, which pass of a resize Pillow runs first, and, in the
-    end, the whole plan on a few small files. A new version can make a plan be refused, never be wrong.
+    scales its draws, what ``torch.exp`` gives, which pass of a resize Pillow runs first, and, at
+    last, the whole plan on a few small files. A new version can make us refuse a plan, never be
+    wrong.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ _outcomes: dict[Plan, Refusal | None] = {}
 
 
 def prove(plan: Plan, transform: Any) -> Refusal | None:
-    """Runs ``transform`` and ``plan`` on a few files under the same keys; None if all bits are equal.
+    """Runs ``transform`` and ``plan`` on a few files with the same keys; None if bits are equal.
 
     Once per plan and process; tens of milliseconds. The generators are left as they were.
     """

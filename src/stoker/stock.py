@@ -1,7 +1,7 @@
 """Which stock transform an object is, proven to behave as its package shipped it.
 
-Note [Genuine code] says what is looked at. Nothing is imported here: an object of torchvision exists
-only where the user has imported it.
+Note [Genuine code] says what is looked at. Nothing is imported here: an object of torchvision
+exists only where the user has imported it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _VERSIONS = {"torchvision.transforms": 1, "torchvision.transforms.v2": 2}
 _TIMM = "timm.data.transforms"
 _TIMM_CLASSES = ("MaybeToTensor", "MaybePILToTensor")
 
-# What the transforms call outside of their package. Other libraries patch some of the rest of torch.
+# What the transforms call outside of their package. Other libraries patch some of torch's rest.
 _TENSOR = """
-    uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __ge__ as_subclass
+    uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __ge__
+    as_subclass
 """
 _IMAGE = """
     resize crop transpose convert copy paste load tobytes getbands _new _crop __array_interface__

@@ -300,34 +300,28 @@ def _table(dataset: Any, lists: list[Any]) -> tuple[Files, NDArray[np.int64]]:
     # Comparing elements that are the same object is quick, and these cannot change in place.
     if known is not None and known.lists == lists:
         return known.files, known.labels
-    copies = [list(one) for one in lists]
+    name, copies = type(dataset).__name__, [list(one) for one in lists]
     if len(copies) == 2:
         paths, labels = copies
         immutable = True
     else:
         kinds = set(map(type, copies[0]))
         if not kinds <= {tuple, list} or set(map(len, copies[0])) - {2}:
-            raise _RefusedError(
-                type(dataset).__name__, "its samples are not (path, label) pairs", "make them so"
-            )
+            raise _RefusedError(name, "its samples are not (path, label) pairs", "make them so")
         immutable = list not in kinds
         paths, labels = [pair[0] for pair in copies[0]], [pair[1] for pair in copies[0]]
     if set(map(type, labels)) - {int}:
-        raise _RefusedError(
-            type(dataset).__name__, "its labels are not all integers", "give int labels"
-        )
+        raise _RefusedError(name, "its labels are not all integers", "give int labels")
     if set(map(type, paths)) - {str}:
         paths = [os.fspath(path) for path in paths]
     if len(paths) != len(labels):
-        raise _RefusedError(
-            type(dataset).__name__, "has more paths than labels", "correct its lists"
-        )
+        raise _RefusedError(name, "has more paths than labels", "correct its lists")
     try:
         files, table = Files.from_paths(paths), np.array(labels, np.int64)
     except (OverflowError, UnicodeError) as error:
-        raise _RefusedError(type(dataset).__name__, str(error), "correct its samples") from error
+        raise _RefusedError(name, str(error), "correct its samples") from error
     if not files.names.all():
-        raise _RefusedError(type(dataset).__name__, "a path has a null character", "correct it")
+        raise _RefusedError(name, "a path has a null character", "correct it")
     if immutable:
         if id(dataset) not in _known:
             weakref.finalize(dataset, _known.pop, id(dataset), None)
