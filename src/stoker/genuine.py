@@ -19,7 +19,6 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _HARMLESS = frozenset(
-    # fmt: off
     [
         "__init__",
         "__repr__",
@@ -42,7 +41,6 @@ _HARMLESS = frozenset(
         "__abstractmethods__",
         "_abc_impl",
     ]
-    # fmt: on
 )
 """What a subclass may define without changing what an object does to a sample."""
 
