@@ -197,12 +197,13 @@ def _judge(
     Raises:
         SourceError: lines are bad or nothing is left.
     """
-    if not len(lines) and not lines.bad_count:
-        raise SourceError(lines.path, "holds no line with a name and a label")
     exists = _exist(lines, root) if len(lines) else np.zeros(0, np.bool_)
     codes = np.frombuffer(lines.codes, np.int32)
     counts = np.ones(len(lines), np.bool_)
     counts[[row for row in lines.comments if not exists[row]]] = False
+    total = int(counts.sum()) + lines.bad_count
+    if not total:
+        raise SourceError(lines.path, "holds no line with a name and a label")
     values = [_integer(text) for text in lines.texts]
     whole = np.array([value is not None for value in values], np.bool_)
     integer = bool(2 * whole[codes[counts]].sum() >= counts.sum())
@@ -210,19 +211,12 @@ def _judge(
     missing = counts & ~exists
     wrong = misfit & ~missing if skip_missing else misfit | missing
     if lines.bad_count or wrong.any():
-        reasons = [
-            (lines.numbers[row], _reason(lines, root, row, bool(missing[row])))
-            for row in np.flatnonzero(wrong)[:SHOWN].tolist()
-        ]
-        raise SourceError(
-            lines.path,
-            _report(lines, reasons, int(wrong.sum()), int((missing & wrong).sum()), root),
-        )
+        raise SourceError(lines.path, _report(lines, root, wrong, missing & wrong, total))
     if missing.any():
         some = [repr(_name(lines, row)) for row in np.flatnonzero(missing)[:3].tolist()]
         told.append(
-            f"{int(missing.sum()):,} of {len(lines):,} lines are left out for want of their files "
-            f"in {root}: {', '.join(some)}" + ", ..." * (int(missing.sum()) > 3)
+            f"{int(missing.sum()):,} of {total:,} lines are left out for want of their files in "
+            f"{root}: {', '.join(some)}" + ", ..." * (int(missing.sum()) > 3)
         )
     rows = np.flatnonzero(counts & exists)
     if not len(rows):
@@ -264,15 +258,23 @@ def _reason(lines: Lines, root: str, row: int, missing: bool) -> str:
 
 
 def _report(
-    lines: Lines, reasons: list[tuple[int, str]], wrong: int, missing: int, root: str
+    lines: Lines,
+    root: str,
+    wrong: NDArray[np.bool_],
+    missing: NDArray[np.bool_],
+    total: int,
 ) -> str:
-    """The text of the error about all bad lines."""
-    total = wrong + lines.bad_count
-    head = f"{total:,} of {len(lines) + lines.bad_count:,} lines can't be used"
-    if missing:
-        head += f", {missing:,} of them for want of their files in {root}"
-    shown = sorted(reasons + lines.bad)[:SHOWN]
-    rest = [f"... and {total - len(shown):,} more"] if total > len(shown) else []
+    """The text of the error about all bad lines and wrong rows, some of which lack their files."""
+    count, absent = int(wrong.sum()) + lines.bad_count, int(missing.sum())
+    head = f"{count:,} of {total:,} lines can't be used"
+    if absent:
+        head += f", {absent:,} of them for want of their files in {root}"
+    told = [
+        (lines.numbers[row], _reason(lines, root, row, bool(missing[row])))
+        for row in np.flatnonzero(wrong)[:SHOWN].tolist()
+    ]
+    shown = sorted(told + lines.bad)[:SHOWN]
+    rest = [f"... and {count - len(shown):,} more"] if count > len(shown) else []
     return "\n  ".join([head + ":", *(f"line {number}: {text}" for number, text in shown), *rest])
 
 

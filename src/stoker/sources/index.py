@@ -17,6 +17,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing.context import get_spawning_popen
@@ -155,8 +156,9 @@ def _shared(files: Files, name: str) -> str:
 
 def _remove(path: str, process: int) -> None:
     """Removes a shared file in the process that wrote it, not in its forked children."""
-    if os.getpid() == process and os.path.exists(path):
-        os.unlink(path)
+    if os.getpid() == process:
+        with suppress(OSError):  # someone tidied up, or a worker still maps it (Windows)
+            os.unlink(path)
 
 
 def open_image(

@@ -150,9 +150,11 @@ class _Layout:
                 yield number, "", ""  # a cell beyond csv's limit: no name and label, so a bad line
                 continue
             if len(cells) > last:
-                yield number, cells[self.name].strip(" \t"), cells[self.label].strip(" \t")
-            elif any(cells):
-                yield number, cells[0], ""
+                name, label = cells[self.name].strip(" \t"), cells[self.label].strip(" \t")
+            else:
+                name, label = (cells or [""])[0].strip(" \t"), ""
+            if name or label or any(cell.strip() for cell in cells):
+                yield number, name, label
 
 
 def _cells_of_text(lines: Iterable[str]) -> Iterator[Cells]:
