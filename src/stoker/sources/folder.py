@@ -273,9 +273,13 @@ class _Walk:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        columns = TextColumn("Listing {task.fields[root]}"), BarColumn(), MofNCompleteColumn()
-        count = TextColumn("classes, {task.fields[images]:,} images")
-        with Progress(*columns, count, console=Console(stderr=True), transient=True) as progress:
+        columns = (
+            TextColumn("Listing: {task.fields[images]:,} images,", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("classes of {task.fields[root]}", markup=False),  # paths may hold brackets
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=len(jobs), root=self.root, images=self.found)
             while left:
                 _, left = wait_for(left, 0.2)
