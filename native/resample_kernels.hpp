@@ -16,7 +16,7 @@ namespace stoker {
 
 struct ResampleKernels {
   int interleave;
-  // Weights of box, bilinear and bicubic; null: build_weights() does them.
+  // build_weights() or its equal.
   void (*build)(const AxisSpec& spec, const AxisPlan& plan, Axis& axis, double* work);
   // Sets everything in `packed` but the pointers.
   void (*layout)(const Axis& axis, AxisUse use, PackedAxis& packed);

@@ -75,6 +75,6 @@ void extract(const uint32_t* ring, int, int bytes, uint8_t* out) { std::memcpy(o
 
 extern const ResampleKernels kResampleScalar;
 const ResampleKernels kResampleScalar = {
-    1, nullptr, layout, pack, horizontal, vertical_from_ring, vertical_from_source, extract};
+    1, build_weights, layout, pack, horizontal, vertical_from_ring, vertical_from_source, extract};
 
 }  // namespace stoker

@@ -131,8 +131,7 @@ void AxisTable::build(const AxisSpec& spec, AxisUse use, const ResampleKernels& 
     axis_.pitch = (most_taps + 3) & ~3;
     axis_.weights = weights_.need(slots * axis_.pitch + 16);
     double* work = scratch.weights.need(4 * static_cast<size_t>(axis_.pitch) + 16);
-    const bool trigonometric = spec.filter == Filter::hamming || spec.filter == Filter::lanczos;
-    (kernels.build && !trigonometric ? kernels.build : build_weights)(spec, plan, axis_, work);
+    kernels.build(spec, plan, axis_, work);
   }
   int low = axis_.first[0], high = low, longest = 1;
   for (int i = 0; i < spec.count; ++i) {
