@@ -274,13 +274,13 @@ class _Walk:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         columns = (
-            TextColumn("Listing: {task.fields[images]:,} images,", markup=False),
+            TextColumn("Listing: {task.fields[images]:,} images"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("classes of {task.fields[root]}", markup=False),  # paths may hold brackets
+            TextColumn("classes"),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=len(jobs), root=self.root, images=self.found)
+            task = progress.add_task("", total=len(jobs), images=self.found)
             while left:
                 _, left = wait_for(left, 0.2)
                 progress.update(task, completed=len(jobs) - len(left), images=self.found)
