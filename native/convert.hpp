@@ -1,8 +1,9 @@
 // From finished uint8 RGB rows to the tensor's memory: layout, floats, normalisation.
 //
-// The tail of a transform (ToTensor, ToDtype, Normalize ...) maps each of 256 byte values per channel to one value, so a
-// table of 3 x 256 values, computed by the user's own transform, defines it exactly. Formulas are shortcuts,
-// taken only when they give the table's bits for all 768 inputs.
+// The tail of a transform (ToTensor, ToDtype, Normalize ...) maps each of 256 byte values per
+// channel to one value, so a table of 3 x 256 values, computed by the user's own transform, defines
+// it exactly. Formulas are shortcuts, taken only when they give the table's bits for all 768
+// inputs.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@ struct Conversion {
   };
   PixelFormat format = PixelFormat::u8_hwc;
   Formula formula = Formula::table;
-  int channels = 3;  // 3, or 1: only the first channel is written (gray images carry equal channels)
+  int channels = 3;  // or 1: only the first is written (gray images carry equal channels)
   float mean[3] = {0, 0, 0};
   float reciprocal_high[3] = {1, 1, 1}, reciprocal_low[3] = {0, 0, 0};  // 1 / std in two floats
   alignas(64) float table_f32[3][256];
@@ -37,8 +38,8 @@ struct Conversion {
   alignas(64) uint8_t table_bytes[3][4][256];
 };
 
-// table: 3 x 256 float32. mean and std (3 floats, or null for 0 and 1) are hints for the formulas; the
-// table alone decides. Sets the format to f32_chw.
+// table: 3 x 256 float32. mean and std (3 floats, or null for 0 and 1) are hints for the formulas;
+// the table alone decides. Sets the format to f32_chw.
 void set_table(Conversion& conversion, const float* table, const float* mean, const float* std);
 // table: 3 x 256 16-bit patterns. Sets the format to u16_chw.
 void set_table(Conversion& conversion, const uint16_t* table);
@@ -54,12 +55,13 @@ struct Output {
                               // L = (19595 R + 38470 G + 7471 B + 32768) >> 16, all channels = L
 };
 
-constexpr int kRowSlack = 64;  // bytes that must be readable past the end of a row handed to a kernel
+constexpr int kRowSlack = 64;  // bytes readable past the end of a row handed to a kernel
 
 // Converts `rows` rows of output.width interleaved RGB pixels that start at row y of the output.
 // source: stride bytes between rows, kRowSlack bytes readable after the last row; not changed.
-// flip_x: the row is written mirrored. scratch: width * 3 + 2 * kRowSlack bytes, needed for gray and flip_x.
-void convert_rows(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows, bool flip_x,
-                  uint8_t* scratch, const Output& output);
+// flip_x: the row is written mirrored. scratch: width * 3 + 2 * kRowSlack bytes, needed for gray
+// and flip_x.
+void convert_rows(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows,
+                  bool flip_x, uint8_t* scratch, const Output& output);
 
 }  // namespace stoker

@@ -10,14 +10,10 @@
 namespace stoker {
 namespace {
 
-ResampleKernels kernels_of(SimdLevel level) {
+const ResampleKernels& kernels_of(SimdLevel level) {
 #if defined(STOKER_X86)
+  if (level == SimdLevel::avx512) return kResampleAvx512;
   if (level == SimdLevel::avx2) return kResampleAvx2;
-  if (level == SimdLevel::avx512) {
-    ResampleKernels kernels = kResampleAvx512;
-    kernels.build = kResampleAvx2.build;
-    return kernels;
-  }
 #endif
   static_cast<void>(level);
   return kResampleScalar;
@@ -44,7 +40,7 @@ struct Resampler::State {
   explicit State(SimdLevel simd) : level(simd), kernels(kernels_of(simd)) {}
 
   const SimdLevel level;
-  const ResampleKernels kernels;
+  const ResampleKernels& kernels;
   AxisCache x_cache, y_cache;
   // What was prepared.
   const AxisTable* x_table = nullptr;

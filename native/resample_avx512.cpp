@@ -421,8 +421,8 @@ void extract(const uint32_t* ring, int index, int bytes, uint8_t* out) {
 }  // namespace
 
 extern const ResampleKernels kResampleAvx512;
-// The weights are built by AVX2's code: resample.cpp joins the two.
 const ResampleKernels kResampleAvx512 = {
-    4, nullptr, layout, pack, horizontal, vertical_from_ring, vertical_from_source, extract};
+    4,      build_weights_avx2, layout, pack, horizontal, vertical_from_ring, vertical_from_source,
+    extract};
 
 }  // namespace stoker

@@ -42,6 +42,7 @@ void build_weights(const AxisSpec& spec, const AxisPlan& plan, Axis& axis, doubl
 
 extern const ResampleKernels kResampleScalar;
 #if defined(STOKER_X86)
+void build_weights_avx2(const AxisSpec& spec, const AxisPlan& plan, Axis& axis, double* work);
 extern const ResampleKernels kResampleAvx2;
 extern const ResampleKernels kResampleAvx512;
 #endif
