@@ -144,8 +144,8 @@ void set_table(Conversion& conversion, const uint16_t* table) {
   split_bytes(conversion, conversion.table_u16);
 }
 
-void convert_rows(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows,
-                  bool flip_x, uint8_t* scratch, const Output& output) {
+void convert_unfenced(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows,
+                      bool flip_x, uint8_t* scratch, const Output& output) {
   const ConvertKernels& kernel = kernels(level);
 #if defined(STOKER_X86)
   const ConvertKernels& simple = level == SimdLevel::avx512 ? kConvertAvx2 : kernel;
@@ -165,6 +165,18 @@ void convert_rows(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int 
     }
     write_row(kernel, row, y + i, output);
   }
+}
+
+void fence_rows() {
+#if defined(STOKER_X86)
+  __builtin_ia32_sfence();
+#endif
+}
+
+void convert_rows(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows,
+                  bool flip_x, uint8_t* scratch, const Output& output) {
+  convert_unfenced(level, source, stride, y, rows, flip_x, scratch, output);
+  fence_rows();
 }
 
 }  // namespace stoker

@@ -54,24 +54,30 @@ struct Bytes {
   STOKER_INLINE void operator()(__m128i bytes, uint8_t* out) const { store16(out, bytes); }
 };
 
-template <bool kMultiply>
+template <bool kMultiply, bool kStream>
 struct Formula {
   using Element = float;
-  __m256 mean, high, low;
+  __m256 mean, reciprocal_high, reciprocal_low;
   Formula(const Conversion& conversion, int c)
       : mean(_mm256_set1_ps(conversion.mean[c])),
-        high(_mm256_set1_ps(conversion.reciprocal_high[c])),
-        low(_mm256_set1_ps(conversion.reciprocal_low[c])) {}
+        reciprocal_high(_mm256_set1_ps(conversion.reciprocal_high[c])),
+        reciprocal_low(_mm256_set1_ps(conversion.reciprocal_low[c])) {}
   STOKER_INLINE __m256 value(__m128i bytes) const {
     const __m256 x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
     __m256 y = _mm256_mul_ps(x, _mm256_set1_ps(kMultiply ? kInverse255 : kInverse255Rest));
     if (!kMultiply) y = _mm256_fmadd_ps(x, _mm256_set1_ps(kInverse255), y);
     y = _mm256_sub_ps(y, mean);
-    return _mm256_fmadd_ps(y, high, _mm256_mul_ps(y, low));
+    return _mm256_fmadd_ps(y, reciprocal_high, _mm256_mul_ps(y, reciprocal_low));
   }
   STOKER_INLINE void operator()(__m128i bytes, float* out) const {
-    _mm256_storeu_ps(out, value(bytes));
-    _mm256_storeu_ps(out + 8, value(_mm_srli_si128(bytes, 8)));
+    const __m256 low = value(bytes), high = value(_mm_srli_si128(bytes, 8));
+    if (kStream) {
+      _mm256_stream_ps(out, low);
+      _mm256_stream_ps(out + 8, high);
+    } else {
+      _mm256_storeu_ps(out, low);
+      _mm256_storeu_ps(out + 8, high);
+    }
   }
 };
 
@@ -135,19 +141,29 @@ void write_channels(const Conversion& conversion, const uint8_t* row, int width,
   }
 }
 
+template <bool kMultiply>
+void write_formula(const Conversion& conversion, const uint8_t* row, int width, float* out,
+                   size_t plane) {
+  if (fills_lines(out, plane, width)) {
+    write_channels<Formula<kMultiply, true>>(conversion, row, width, out, plane);
+  } else {
+    write_channels<Formula<kMultiply, false>>(conversion, row, width, out, plane);
+  }
+}
+
 void planar(const Conversion& conversion, const uint8_t* row, int width, void* out, size_t plane) {
   switch (conversion.format) {
-    case PixelFormat::f32_chw:
-      switch (conversion.formula) {
-        case Conversion::Formula::divide:
-          write_channels<Formula<false>>(conversion, row, width, out, plane);
-          break;
-        case Conversion::Formula::multiply:
-          write_channels<Formula<true>>(conversion, row, width, out, plane);
-          break;
-        default: write_channels<Table32>(conversion, row, width, out, plane);
+    case PixelFormat::f32_chw: {
+      float* to = static_cast<float*>(out);
+      if (conversion.formula == Conversion::Formula::divide) {
+        write_formula<false>(conversion, row, width, to, plane);
+      } else if (conversion.formula == Conversion::Formula::multiply) {
+        write_formula<true>(conversion, row, width, to, plane);
+      } else {
+        write_channels<Table32>(conversion, row, width, to, plane);
       }
       break;
+    }
     case PixelFormat::u16_chw: write_channels<Table16>(conversion, row, width, out, plane); break;
     default: write_channels<Bytes>(conversion, row, width, out, plane);
   }

@@ -80,7 +80,7 @@ void write_bytes(const uint8_t* row, int width, uint8_t* out, size_t plane) {
   }
 }
 
-template <bool kMultiply, int kChannels>
+template <bool kMultiply, int kChannels, bool kStream>
 void write_formula(const Conversion& conversion, const uint8_t* row, int width, float* out,
                    size_t plane) {
   const __m512 inverse = _mm512_set1_ps(kInverse255), rest = _mm512_set1_ps(kInverse255Rest);
@@ -98,6 +98,13 @@ void write_formula(const Conversion& conversion, const uint8_t* row, int width, 
     y = _mm512_sub_ps(y, mean[c]);
     return _mm512_fmadd_ps(y, high[c], _mm512_mul_ps(y, low[c]));
   };
+  auto store = [](float* to, __m512 values) __attribute__((always_inline)) {
+    if (kStream) {
+      _mm512_stream_ps(to, values);
+    } else {
+      _mm512_storeu_ps(to, values);
+    }
+  };
   int x = 0;
   for (; x + 32 <= width; x += 32) {
     const Pixels32 pixels(row + 3 * x, 32);
@@ -105,8 +112,8 @@ void write_formula(const Conversion& conversion, const uint8_t* row, int width, 
     for (int c = 0; c < kChannels; ++c) {
       const __m256i bytes = pixels.channel(c);
       float* to = out + c * plane + x;
-      _mm512_storeu_ps(to, value(_mm256_castsi256_si128(bytes), c));
-      _mm512_storeu_ps(to + 16, value(_mm256_extracti128_si256(bytes, 1), c));
+      store(to, value(_mm256_castsi256_si128(bytes), c));
+      store(to + 16, value(_mm256_extracti128_si256(bytes, 1), c));
     }
   }
   if (x < width) {
@@ -195,10 +202,12 @@ void write_table32(const Conversion& conversion, const uint8_t* row, int width, 
 template <bool kMultiply>
 void write_formula_channels(const Conversion& conversion, const uint8_t* row, int width, float* out,
                             size_t plane) {
-  if (conversion.channels == 3) {
-    write_formula<kMultiply, 3>(conversion, row, width, out, plane);
+  if (conversion.channels == 1) {
+    write_formula<kMultiply, 1, false>(conversion, row, width, out, plane);
+  } else if (fills_lines(out, plane, width)) {
+    write_formula<kMultiply, 3, true>(conversion, row, width, out, plane);
   } else {
-    write_formula<kMultiply, 1>(conversion, row, width, out, plane);
+    write_formula<kMultiply, 3, false>(conversion, row, width, out, plane);
   }
 }
 

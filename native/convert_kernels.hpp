@@ -25,7 +25,26 @@ struct ConvertKernels {
   void (*mirror)(const uint8_t* row, int width, uint8_t* out);
 };
 
+// Note [Streaming stores]: float32 tensors are the bulk of what is written, nobody reads them soon,
+// and a batch is larger than the caches. Where every row starts on a cache line, the kernels write
+// them past the caches: lines need not be read first, and the caches stay with the decoder. Such
+// stores are not ordered with later ones, so they are fenced once per image, before another thread
+// may hear of them.
+
+// convert_rows() without its fence, and the fence.
+void convert_unfenced(SimdLevel level, const uint8_t* source, ptrdiff_t stride, int y, int rows,
+                      bool flip_x, uint8_t* scratch, const Output& output);
+void fence_rows();
+
 #if defined(STOKER_X86)
+constexpr int kCacheLine = 64;
+
+// Whether `width` float32 values from `out` on fill whole lines in every plane.
+static inline bool fills_lines(const float* out, size_t plane, int width) {
+  return reinterpret_cast<uintptr_t>(out) % kCacheLine == 0 && plane % (kCacheLine / 4) == 0 &&
+         width % (kCacheLine / 4) == 0;
+}
+
 extern const ConvertKernels kConvertAvx2;
 extern const ConvertKernels kConvertAvx512;  // planar only: the rest is AVX2's
 #endif

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "buffer.hpp"
+#include "convert_kernels.hpp"
 #include "resample_kernels.hpp"
 #include "resample_tables.hpp"
 
@@ -61,7 +62,7 @@ struct Resampler::State {
   void horizontal_first();
   void vertical_first_or_alone();
   void emit(const uint8_t* finished, int y, bool mirror) {
-    convert_rows(level, finished, 0, y, 1, mirror, converting, *target);
+    convert_unfenced(level, finished, 0, y, 1, mirror, converting, *target);
   }
   // Where a kernel may write row y of the result, with kRowSlack bytes to spare, and what makes of
   // it the row of the output. Dense interleaved bytes need no conversion: kernels write them in
@@ -227,6 +228,7 @@ void Resampler::State::run(const uint8_t* pixels, ptrdiff_t stride, const uint8_
   } else {
     horizontal_first();
   }
+  fence_rows();  // see Note [Streaming stores]
 }
 
 Resampler::Resampler(SimdLevel level) : state_(std::make_unique<State>(level)) {}

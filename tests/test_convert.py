@@ -125,6 +125,20 @@ def test_every_width(channels: int, dtype: type, level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("make", [transform_v1, transform_v2], ids=["v1", "v2"])
+def test_rows_of_whole_cache_lines(
+    make: Callable[[tuple[Triple, Triple] | None], Transform], level: str
+) -> None:
+    """Such rows are written past the caches where the result starts on a line."""
+    table = table_of(make(None)).numpy()
+    results = []  # kept, so that they start at different places
+    for width in (16, 32, 48, 112, 224, 224, 224, 224):
+        image = noise(64, width)
+        results.append(_native.convert(image, table, NO_MEAN, NO_STD, level=level))
+        np.testing.assert_array_equal(bits(results[-1]), bits(looked_up(table, image)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("flip_x", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gray(channels: int, flip_x: bool, level: str) -> None:
