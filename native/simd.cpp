@@ -7,7 +7,8 @@ SimdLevel detected_level() {
   static const SimdLevel level = [] {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
-                      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+                      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                      __builtin_cpu_supports("movbe");
     if (!avx2) return SimdLevel::scalar;
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -189,15 +189,21 @@ bool transform_strip(const Scan& scan, int mcu_y, int column, int count, const u
   for (int c = 0; c < frame.components; c++) {
     const Component& component = frame.component[c];
     const int h = component.h, width = count * h;
+    constexpr int kBlocks = Kernels::kBlocks;
     typename Kernels::Excess excess{};
     for (int v = 0; v < component.v; v++) {
       const Plane& plane = scan.plane[c];
       uint8_t* out = line(plane, (mcu_y * component.v + v) * 8) + size_t(column) * size_t(h) * 8;
-      for (int i = 0; i < width; i += 2, out += 16) {
-        const int a = h == 2 ? (i >> 1) * per_mcu + offset + 2 * v : i * per_mcu + offset + v;
-        const int b = h == 2 ? a + 1 : i + 1 < width ? a + per_mcu : a;
-        Kernels::transform(scan.coefficients + 64 * a, scan.coefficients + 64 * b,
-                           larger(used[a], used[b]), scan.quant[c], out, plane.stride, excess);
+      for (int x = 0; x < width; x += kBlocks, out += 8 * kBlocks) {
+        const int16_t* blocks[kBlocks];
+        int most = 0;
+        for (int i = 0; i < kBlocks; i++) {
+          const int at = smaller(x + i, width - 1);  // the last one again fills up
+          const int block = (at >> (h - 1)) * per_mcu + offset + v * h + (at & (h - 1));
+          blocks[i] = scan.coefficients + 64 * block;
+          most = larger(most, used[block]);
+        }
+        Kernels::transform(blocks, most, scan.quant[c], out, plane.stride, excess);
       }
     }
     if (Kernels::any(excess)) return false;

@@ -52,8 +52,8 @@ class PlainEntropy {
     int code = 0;
     for (int length = 1; length <= 16; length++) {
       code = code << 1 | bit();
-      if (code << (16 - length) >= codes.limit[length]) continue;
-      value = codes.symbols[code + codes.offset[length]];
+      if (code << (16 - length) >= codes.limit[length - 1]) continue;
+      value = codes.symbols[code + codes.offset[length - 1]];
       return true;
     }
     return false;
@@ -93,13 +93,22 @@ void transform_line(int16_t* v, int step, int shift) {
 
 struct Kernels {
   using Entropy = PlainEntropy;
+  static constexpr int kBlocks = 1;
   using Excess = bool;
   static bool any(Excess excess) { return excess; }
 
-  static void transform(const int16_t* a, const int16_t* b, int, const Quant& quant, uint8_t* out,
+  static void transform(const int16_t* const* blocks, int, const Quant& quant, uint8_t* out,
                         size_t stride, Excess& excess) {
-    transform_block(a, quant, out, stride, excess);
-    transform_block(b, quant, out + 8, stride, excess);
+    int16_t v[64];
+    for (int i = 0; i < 64; i++) {
+      const int coefficient = blocks[0][i];
+      excess |= (coefficient < 0 ? -coefficient : coefficient) > quant.limit[i];
+      v[i] = int16_t(coefficient * quant.factor[i]);
+    }
+    for (int i = 0; i < 8; i++) transform_line(v + i, 8, 11);
+    for (int i = 0; i < 8; i++) transform_line(v + 8 * i, 1, 18);
+    for (int i = 0; i < 64; i++)
+      out[size_t(i >> 3) * stride + size_t(i & 7)] = uint8_t(clamp_to(v[i], -128, 127) + 128);
   }
 
   static void upsample_h(const uint8_t* in, uint8_t* out, int count) {
@@ -138,21 +147,6 @@ struct Kernels {
 
   static void copy_until_ff(const uint8_t*& in, const uint8_t* end, uint8_t*& out) {
     while (in < end && *in != 0xFF) *out++ = *in++;
-  }
-
- private:
-  static void transform_block(const int16_t* block, const Quant& quant, uint8_t* out, size_t stride,
-                              Excess& excess) {
-    int16_t v[64];
-    for (int i = 0; i < 64; i++) {
-      const int magnitude = block[i] < 0 ? -block[i] : block[i];
-      excess |= magnitude > quant.limit[i];
-      v[i] = int16_t(block[i] * quant.factor[i]);
-    }
-    for (int i = 0; i < 8; i++) transform_line(v + i, 8, 11);
-    for (int i = 0; i < 8; i++) transform_line(v + 8 * i, 1, 18);
-    for (int i = 0; i < 64; i++)
-      out[size_t(i >> 3) * stride + size_t(i & 7)] = uint8_t(clamp_to(v[i], -128, 127) + 128);
   }
 };
 

@@ -1,5 +1,6 @@
 // The fast entropy decoder of the SIMD levels: two symbols per table lookup, one bit-window refill
-// per three lookups. It needs 64-bit shifts by variable amounts to be cheap (BMI2). See Note [AC lookup].
+// per three lookups. It needs 64-bit shifts by variable amounts to be cheap (BMI2). See Note [AC
+// lookup].
 //
 // The chain window -> lookup -> shift bounds the speed, so that everything else is arranged around
 // it: `state` counts consumed bits in its low byte and the zigzag position k in the next one, and
@@ -37,17 +38,18 @@ STOKER_INLINE uint64_t load_big_endian(const uint8_t* p) {
   return __builtin_bswap64(word);
 }
 
-// Length of the code at the top of the window, 0 if there is none.
+// Length of the code at the top of the window, 0 if there is none. As limits never decrease, those
+// that the next 16 bits reach are the lengths that are too short; and a code below its limit has a
+// symbol.
 STOKER_OUTLINE int canonical_symbol(const CanonicalCodes& codes, uint64_t window, int& symbol) {
   const int next = int(window >> 48);
-  for (int length = 1; length <= 16; length++) {
-    if (next >= codes.limit[length]) continue;
-    const int index = (next >> (16 - length)) + codes.offset[length];
-    if (index < 0 || index >= codes.size) return 0;
-    symbol = codes.symbols[index];
-    return length;
-  }
-  return 0;
+  const __m256i bits = _mm256_set1_epi16(short(next));
+  const __m256i limits = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes.limit));
+  const __m256i reached = _mm256_cmpeq_epi16(_mm256_max_epu16(bits, limits), bits);
+  const int shorter = __builtin_popcount(unsigned(_mm256_movemask_epi8(reached))) / 2;
+  if (shorter == 16) return 0;
+  symbol = codes.symbols[(next >> (15 - shorter)) + codes.offset[shorter]];
+  return shorter + 1;
 }
 
 // The first `size` bits of the window as a coefficient; 0 for size 0.

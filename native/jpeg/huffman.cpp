@@ -9,16 +9,14 @@ namespace {
 // False where libjpeg fails: too many codes of a length, or a code of ones only.
 bool assign_codes(CanonicalCodes& codes, const HuffmanSpec& spec) {
   std::memcpy(codes.symbols, spec.symbols, sizeof codes.symbols);
-  codes.size = spec.size;
-  codes.limit[0] = codes.offset[0] = 0;
   int code = 0, index = 0;
   for (int length = 1; length <= 16; length++) {
     const int count = spec.counts[length - 1];
-    codes.offset[length] = index - code;
+    codes.offset[length - 1] = index - code;
     code += count;
     index += count;
     if (count && code >= 1 << length) return false;
-    codes.limit[length] = code << (16 - length);
+    codes.limit[length - 1] = uint16_t(code << (16 - length));
     code <<= 1;
   }
   return true;
@@ -63,7 +61,7 @@ void list_symbols(const CanonicalCodes& codes, int bits, bool with_sign, Symbol*
   std::fill_n(symbols, size_t{1} << bits, Symbol{0, 0, 0, 0});
   int code = 0, index = 0;
   for (int length = 1; length <= bits; length++, code <<= 1) {
-    const int end = codes.limit[length] >> (16 - length);
+    const int end = codes.limit[length - 1] >> (16 - length);
     for (; code < end; index++, code++) {
       const int size = codes.symbols[index] & 15, run = codes.symbols[index] >> 4;
       if (length + size > kMaxAcLength || (with_sign && length + (size > 0) > bits)) continue;

@@ -16,10 +16,10 @@ struct HuffmanSpec {
 
 // Canonical decoding, one symbol at a time, for the codes that the lookup tables leave out.
 struct CanonicalCodes {
-  int32_t limit[17];   // [length]: first code beyond this length, left-aligned in 16 bits
-  int32_t offset[17];  // [length]: index of a symbol minus its code
+  // [length - 1]: first code beyond this length, left-aligned in 16 bits. Never decreases.
+  alignas(32) uint16_t limit[16];
+  int32_t offset[16];  // [length - 1]: index of a symbol minus its code
   uint8_t symbols[256];
-  int32_t size;
 };
 
 constexpr int kDcBits = 9;
