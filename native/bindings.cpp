@@ -464,9 +464,10 @@ void bind_engine(nb::module_& module) {
            "level"_a = nb::none())
       .def_prop_ro("threads", &Pool::threads)
       .def_prop_ro("level", [](const Pool& pool) { return name(pool.level()); })
-      .def("open_session", &Pool::open_session, "threads"_a)
+      .def("open_session", &Pool::open_session, "threads"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("close_session", &Pool::close_session, nb::call_guard<nb::gil_scoped_release>())
-      .def("submit", &Pool::submit)
+      .def("submit", &Pool::submit, nb::call_guard<nb::gil_scoped_release>())
       .def("run_here", &Pool::run_here, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "wait",
@@ -481,7 +482,7 @@ void bind_engine(nb::module_& module) {
             return batch.remaining.load() == 0;
           },
           "session"_a, "batch"_a, "seconds"_a, "watch"_a)
-      .def("declines", &Pool::declines)
+      .def("declines", &Pool::declines, nb::call_guard<nb::gil_scoped_release>())
       .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "take_declined",

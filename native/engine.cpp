@@ -57,10 +57,8 @@ void Pool::close_session(const std::shared_ptr<Session>& session) {
     }
   }
   for (std::thread& thread : stopped) thread.join();
-  if (!stopped.empty()) {
-    const std::lock_guard lock(mutex_);
-    stop_ = false;
-  }
+  const std::lock_guard lock(mutex_);
+  stop_ = false;
 }
 
 void Pool::submit(const std::shared_ptr<Session>& session, std::shared_ptr<Batch> batch) {

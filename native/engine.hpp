@@ -31,7 +31,9 @@ namespace stoker {
 
 class Session;
 
-struct Batch {
+// shared_from_this: the bindings must find the C++ owner. A pointer that owned the Python object would need
+// the GIL when a thread drops it.
+struct Batch : std::enable_shared_from_this<Batch> {
   const Plan* plan = nullptr;
   const Files* files = nullptr;
   std::vector<int64_t> rows;
@@ -52,7 +54,7 @@ struct Declined {
   int sample = 0;
 };
 
-class Pool {
+class Pool : public std::enable_shared_from_this<Pool> {
  public:
   explicit Pool(SimdLevel level) : level_(level) {}
   ~Pool();
@@ -99,7 +101,7 @@ class Pool {
 };
 
 // Opaque outside of Pool.
-class Session {
+class Session : public std::enable_shared_from_this<Session> {
  public:
   explicit Session(int threads) : limit(threads) {}
 

@@ -113,7 +113,7 @@ class Feed:
     def submit(self, draw: Draw) -> Job:
         """Starts a batch."""
         slot = self.slots.take(len(draw.indices))
-        rows = draw.indices if self.rows.rows is None else self.rows.rows[draw.indices]
+        rows = self.rows.rows_of(draw.indices)
         batch = self.session.submit(
             self.plan, self._files, rows, draw.keys(), slot.memory, self.size
         )

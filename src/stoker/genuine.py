@@ -36,6 +36,7 @@ _HARMLESS = frozenset(
         "__annotations_cache__",
         "__firstlineno__",
         "__static_attributes__",
+        "__slotnames__",
         "__orig_bases__",
         "__parameters__",
         "__abstractmethods__",

@@ -123,6 +123,6 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, KeyedDataset):
-            vars(info)["dataset"] = info.dataset.dataset  # its own __setattr__ refuses
+            object.__setattr__(info, "dataset", info.dataset.dataset)  # its own refuses
         if self.user is not None:
             self.user(worker)

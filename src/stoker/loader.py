@@ -122,7 +122,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch_factor, persistent_workers = None, False
         keyed = randomness == "keyed" and not isinstance(dataset, IterableDataset)
         if on_error != "raise" and not keyed:
-            raise ValueError(f"on_error={on_error!r} needs a map-style dataset and keyed randomness")
+            raise ValueError(
+                f"on_error={on_error!r} needs a map-style dataset and keyed randomness"
+            )
         own = keyed and sampler is None and batch_sampler is None
         if own:
             kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
@@ -150,7 +152,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 pin_memory_device=pin_memory_device,
                 in_order=in_order,
             )
-        self.shuffle, self.seed, self.randomness, self.on_error = shuffle, seed, randomness, on_error
+        self.shuffle, self.seed, self.randomness, self.on_error = (
+            shuffle,
+            seed,
+            randomness,
+            on_error,
+        )
         self.tier, self.order, self.strict = tier, order, strict
         self.bad_samples = BadSamples()
         self._keyed = keyed
@@ -193,9 +200,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _prevented(self) -> Refusal | None:
         """What keeps this loader's arguments from the native engine, whatever the dataset is."""
         if isinstance(self.dataset, IterableDataset):
-            return Refusal("IterableDataset", "it decides itself what comes next", "use a map-style dataset")
+            return Refusal(
+                "IterableDataset", "it decides itself what comes next", "use a map-style dataset"
+            )
         if self.randomness == "torch":
-            return Refusal("randomness='torch'", "asks for torch's own streams", "leave it at 'keyed'")
+            return Refusal(
+                "randomness='torch'", "asks for torch's own streams", "leave it at 'keyed'"
+            )
         if self.tier == "stock":
             return Refusal("tier='stock'", "switches the native engine off", "leave it at 'auto'")
         if not self._auto_collation:
@@ -208,17 +219,22 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     # The order
 
     @property
+    def _sampler(self) -> Any:
+        """What decides the order: where a batch sampler is given, `sampler` is a dummy of torch's."""
+        return getattr(self.batch_sampler, "sampler", self.sampler)
+
+    @property
     def _own_sampler(self) -> OrderedRandomSampler | OrderedSequentialSampler | None:
-        kinds = (OrderedRandomSampler, OrderedSequentialSampler)
-        return self.sampler if self._keyed and isinstance(self.sampler, kinds) else None
+        sampler, kinds = self._sampler, (OrderedRandomSampler, OrderedSequentialSampler)
+        return sampler if self._keyed and isinstance(sampler, kinds) else None
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; without it each iteration is one further."""
         self._epoch = epoch
-        for sampler in (self.sampler, self.batch_sampler):
+        for sampler in (self._sampler, self.batch_sampler):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        self._foreign_epoch = getattr(self.sampler, "epoch", None)
+        self._foreign_epoch = getattr(self._sampler, "epoch", None)
 
     def _begin_epoch(self) -> int:
         """The epoch that starts now."""
@@ -228,7 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             own.set_epoch(epoch + 1)
             return epoch
         # A DistributedSampler that the user has told its epoch knows better than our count.
-        told = getattr(self.sampler, "epoch", None)
+        told = getattr(self._sampler, "epoch", None)
         if isinstance(told, int) and told != self._foreign_epoch:
             self._epoch = self._foreign_epoch = told
         self._epoch += 1
@@ -242,14 +258,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         if self._foreign_seed is None:
             self._foreign_seed = draw_seed(self.generator)
-        once = type(self.sampler) in (SequentialSampler, OrderedSequentialSampler) or (
-            isinstance(self.sampler, RandomSampler)
-            and type(self.sampler) in (RandomSampler, OrderedRandomSampler)
-            and not self.sampler.replacement
-            and self.sampler.num_samples <= len(self.dataset)  # type: ignore[arg-type]
+        return ForeignBatches(
+            self._index_sampler, self._foreign_seed, epoch, repeats=not self._serves_once()
         )
-        repeats = not once or type(self.batch_sampler) not in (BatchSampler, type(None))
-        return ForeignBatches(self._index_sampler, self._foreign_seed, epoch, repeats)
+
+    def _serves_once(self) -> bool:
+        """True where the sampler is known to give each index at most once in an epoch."""
+        sampler = self._sampler
+        if type(self.batch_sampler) not in (BatchSampler, type(None)):
+            return False
+        if type(sampler) in (RandomSampler, OrderedRandomSampler):
+            return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        return type(sampler) in (SequentialSampler, OrderedSequentialSampler)
 
     # The loop
 
@@ -328,9 +348,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
         def report(index: int, position: int, reason: str) -> None:
             location = sample_location(self.dataset, index)
-            self.bad_samples.report(
-                BadSample(index, location, reason, batches.epoch, position)
-            )
+            self.bad_samples.report(BadSample(index, location, reason, batches.epoch, position))
 
         return KeyedIterator(source, report)
 
@@ -370,7 +388,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         facts = {
             "dataset": f"{type(self.dataset).__name__}, {len(rows.labels)} samples",
             "transform": str(plan),
-            "threads": f"{self.num_workers} native, {level()}" if self.num_workers else "the caller's",
+            "threads": f"{self.num_workers} native, {level()}"
+            if self.num_workers
+            else "the caller's",
         }
         if isinstance(batch_size, int):
             held = plan.sample_bytes * batch_size * depth

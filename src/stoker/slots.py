@@ -33,8 +33,10 @@ _DTYPES = {
 
 def accelerator_pins() -> bool:
     """True where ``pin_memory=True`` has an effect: an accelerator is there."""
-    return torch.accelerator.is_available() if hasattr(torch, "accelerator") else (
-        torch.cuda.is_available()
+    return (
+        torch.accelerator.is_available()
+        if hasattr(torch, "accelerator")
+        else (torch.cuda.is_available())
     )
 
 
@@ -90,12 +92,11 @@ class Slots:
             pinned = self._allocate(max(size, 1))
             images = pinned[:size].view(self._torch).view(samples, *self.shape[1:])
             return Slot(pinned.numpy(), images)
-        try:
-            memory = self._free.pop()
-        except IndexError:
+        memory = self._free.pop() if self._free else None
+        if memory is None or memory.size < size:
             self.allocated += 1
-            # Uninitialised, page-aligned where malloc maps it: the kernels write all of it.
-            memory = np.empty(self.batch_bytes, np.uint8)
+            # Uninitialised: the kernels write all of it. A batch sampler may ask for more than before.
+            memory = np.empty(max(size, self.batch_bytes), np.uint8)
         lease = memory[:size].view(self._numpy).reshape(samples, *self.shape[1:])
         weakref.finalize(lease, self._free.append, memory).atexit = False
         images = torch.from_numpy(lease)
