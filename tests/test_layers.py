@@ -34,7 +34,7 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 ROWS = [
     _row("_native errors"),
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
-    _row("storage engine slots draws stock", "numpy torch PIL", "fsspec"),
+    _row("storage engine slots draws stock fields", "numpy torch PIL", "fsspec"),
     _row(
         "sources fallback proof",
         "numpy PIL torch platformdirs rich",
@@ -63,11 +63,15 @@ WITHIN_A_ROW = [
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module: `name` within stoker or of a third party, at `line`."""
+    """One imported module: `name` within stoker or of a third party, at `line`.
+
+    `lazy`: inside a function or for type checking; `types_only`: for type checking.
+    """
 
     name: str
     line: int
     lazy: bool
+    types_only: bool
 
 
 def _module_name(path: Path) -> str:
@@ -82,9 +86,10 @@ def _is_for_type_checking(node: ast.If) -> bool:
 def _imports(tree: ast.Module, module: str, is_package: bool) -> list[Import]:
     found: list[Import] = []
 
-    def visit(node: ast.AST, lazy: bool) -> None:
+    def visit(node: ast.AST, lazy: bool, types_only: bool) -> None:
         if isinstance(node, ast.Import):
-            found.extend(Import(alias.name, node.lineno, lazy) for alias in node.names)
+            for alias in node.names:
+                found.append(Import(alias.name, node.lineno, lazy, types_only))
         elif isinstance(node, ast.ImportFrom):
             package = ["stoker", *module.split(".")] if module else ["stoker"]
             if not is_package:
@@ -95,18 +100,14 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> list[Import]:
                 inside = PACKAGE.parent.joinpath(*source.split("."), alias.name)
                 is_module = inside.with_suffix(".py").exists() or inside.is_dir()
                 is_module |= (source, alias.name) == ("stoker", "_native")
-                found.append(
-                    Import(f"{source}.{alias.name}" if is_module else source, node.lineno, lazy)
-                )
+                name = f"{source}.{alias.name}" if is_module else source
+                found.append(Import(name, node.lineno, lazy, types_only))
+        types_only |= isinstance(node, ast.If) and _is_for_type_checking(node)
+        lazy |= types_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            visit(
-                child,
-                lazy
-                or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                or (isinstance(node, ast.If) and _is_for_type_checking(node)),
-            )
+            visit(child, lazy, types_only)
 
-    visit(tree, False)
+    visit(tree, False, False)
     return found
 
 
@@ -139,7 +140,7 @@ def _fault(module: str, imported: Import) -> str | None:
     if not target:
         # The public names are for users; the command line is one.
         return None if module.startswith("cli") else "imports the public package"
-    if target == "_native" and module != "engine":
+    if target == "_native" and module != "engine" and not imported.types_only:
         return "imports _native, which only engine may"
     other = _number_of_row(target)
     if other is None:

@@ -221,7 +221,8 @@ def _load(file: Path, name: str) -> Dataset[Any]:
         raise SourceError(
             f"{file}:{name}", "an iterable dataset; a map-style one (len and []) is needed"
         )
-    if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+    can_be_read = hasattr(found, "__len__") and hasattr(found, "__getitem__")
+    if not can_be_read or isinstance(found, str | bytes):
         raise SourceError(
             f"{file}:{name}",
             f"a {type(found).__name__}, not a dataset with len() and []; name a Dataset or a "

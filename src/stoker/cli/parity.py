@@ -259,7 +259,9 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[bool, float, 
     """Whether all bits are equal; the largest absolute difference; their sum."""
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False, float("inf"), float("inf")
-    if torch.equal(ours, theirs):
+    # Bits, not values: 0.0 is not -0.0, and a NaN equals itself.
+    bits = [value.reshape(-1).contiguous().view(torch.uint8) for value in (ours, theirs)]
+    if torch.equal(*bits):
         return True, 0.0, 0.0
     difference = (ours.double() - theirs.double()).abs()
     return False, float(difference.max()), float(difference.sum())
