@@ -129,12 +129,20 @@ File mutated(const Corpus& corpus, Random& random) {
   return file;
 }
 
-// ---- failures name the iteration, whoever notices them
+// ---- failures keep the input, whoever notices them
 
 uint64_t current_iteration = 0;
+const File* current_file = nullptr;
 
-void name_iteration() {
-  std::fprintf(stderr, "in iteration %llu\n", static_cast<unsigned long long>(current_iteration));
+void keep_input() {
+  if (!current_file) return;
+  const std::string path = "fuzz-" + std::to_string(current_iteration) + ".bin";
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(current_file->data()),
+             std::streamsize(current_file->size()));
+  std::fprintf(stderr, "in iteration %llu; the input is in %s\n",
+               static_cast<unsigned long long>(current_iteration),
+               std::filesystem::absolute(path).c_str());
 }
 
 }  // namespace
@@ -153,7 +161,7 @@ namespace {
 void check(bool holds, const char* condition, int line) {
   if (holds) return;
   std::fprintf(stderr, "check failed in line %d: %s\n", line, condition);
-  name_iteration();
+  keep_input();
   std::abort();
 }
 
@@ -309,19 +317,21 @@ int run(const Options& options) {
   };
   std::printf("%zu files, seed %llu\n", corpus.size(),
               static_cast<unsigned long long>(options.seed));
-  if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(name_iteration);
+  if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(keep_input);
   uint64_t done = 0;
   for (; done < options.iterations && (options.seconds <= 0 || elapsed() < options.seconds);
        done++) {
     current_iteration = options.first + done;
     Random random(options.seed * 0x2545f4914f6cdd1du + current_iteration);
     const File file = mutated(corpus, random);
+    current_file = &file;
     // A block of exactly this size, so that sanitizers see every byte read beyond it.
     const std::unique_ptr<uint8_t[]> bytes(new uint8_t[file.size()]);
     std::copy(file.begin(), file.end(), bytes.get());
     for (const Target& target : kTargets)
       if (options.target.empty() || options.target == target.name)
         target.run(bytes.get(), file.size(), random);
+    current_file = nullptr;
   }
   std::printf("%llu inputs, all checks hold, %.0f seconds\n", static_cast<unsigned long long>(done),
               elapsed());
