@@ -38,7 +38,7 @@ def lowered(*transforms: Any) -> Plan:
 @pytest.mark.parametrize("seed", [0, 1, 77, 2**31, 2**32 - 1])
 def test_generator_gives_mt19937(seed: int) -> None:
     reference = np.random.MT19937()
-    reference._legacy_seeding(seed)  # type: ignore[attr-defined]
+    reference._legacy_seeding(seed)
     generator = Generator(seed)
     assert [generator.next() for _ in range(3000)] == reference.random_raw(3000).tolist()
 

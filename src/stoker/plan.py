@@ -6,7 +6,7 @@ it alone. Operations have torchvision's names; sizes are (height, width).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -295,7 +295,7 @@ class Tail:
 
     dtype: str
     channels: int
-    table: bytes
+    table: bytes = field(repr=False)
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import io
 import random
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -28,8 +28,9 @@ from stoker.engine import ExpTable, Generator, result_size, run_encoded
 from stoker.plan import Plan, RandomCrop, Refusal, Size
 
 _DRAWS = 1 << 24  # torch's float32 draws have 24 bits
-_BLOCK = 1 << 16
-_PIECE = 2048  # torch shares longer tensors out to threads, which costs more than it gains here
+_BLOCK = 1 << 19
+_PIECE = 1 << 11  # torch shares longer tensors out to threads, which costs more than it gains here
+_PATIENCE_SECONDS = 0.02
 
 
 @lru_cache(maxsize=1)
@@ -64,15 +65,17 @@ def prove_exponentials(low: float, high: float, fused: bool) -> bool:
         return True
     table = ExpTable(low, high, fused)
     arguments, values = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
-    pieces = [
-        (torch.from_numpy(arguments[i : i + _PIECE]), torch.from_numpy(values[i : i + _PIECE]))
-        for i in range(0, _BLOCK, _PIECE)
-    ]
+    whole = torch.from_numpy(arguments), torch.from_numpy(values)
+    pieces = list(zip(*(tensor.split(_PIECE) for tensor in whole), strict=True))
     with torch.inference_mode():
         for first in range(0, _DRAWS, _BLOCK):
             table.arguments(first, arguments)
+            started = time.perf_counter()
             for argument, value in pieces:
                 torch.exp(argument, out=value)
+            if time.perf_counter() - started > _PATIENCE_SECONDS:
+                # torch.set_num_threads was called: now Intel's MKL shares out every piece.
+                pieces = [whole]
             if not table.check(first, arguments, values):
                 return False
         # One number at a time, as transforms ask, torch must not answer differently.
@@ -155,17 +158,6 @@ def _files(least: int) -> list[tuple[Size, bytes]]:
     return made
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keeps torch from waking its threads for images that one thread has done sooner."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 _outcomes: dict[Plan, Refusal | None] = {}
 
 
@@ -175,7 +167,7 @@ def prove(plan: Plan, transform: Any) -> Refusal | None:
     Once per plan and process; tens of milliseconds. The generators are left as they were.
     """
     if plan not in _outcomes:
-        with warnings.catch_warnings(), generators_kept(), _one_thread():
+        with warnings.catch_warnings(), generators_kept():
             warnings.simplefilter("ignore")
             difference = _difference(plan, transform)
         _outcomes[plan] = None

@@ -32,7 +32,7 @@ _IMAGE = """
     resize crop transpose convert copy paste load tobytes getbands _new _crop __array_interface__
 """
 _CALLED: list[tuple[Any, str]] = [
-    (nn.Module, "__call__ _wrapped_call_impl _call_impl __getattr__"),
+    (nn.Module, "__call__ _wrapped_call_impl _call_impl __getattr__ __getattribute__"),
     (nn.Sequential, "forward __iter__ __getitem__ __len__"),
     (nn.Identity, "forward"),
     (torch, "rand empty randint exp log tensor as_tensor from_numpy stack is_tensor"),
