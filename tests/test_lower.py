@@ -271,7 +271,7 @@ def test_subclass_with_a_method(base: Any, name: str) -> None:
     def method(self: Any, *args: Any) -> Any:
         return object.__getattribute__(self, *args)
 
-    cls = type("Mine", (base,), {name: method})
+    cls: Any = type("Mine", (base,), {name: method})
     transform = cls.__new__(cls) if "attr" in name else cls((3, 4))
     assert "Mine" in refusal(with_tensor(transform)).op
 

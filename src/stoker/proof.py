@@ -66,7 +66,8 @@ def prove_exponentials(low: float, high: float, fused: bool) -> bool:
     table = ExpTable(low, high, fused)
     arguments, values = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
     whole = torch.from_numpy(arguments), torch.from_numpy(values)
-    pieces = list(zip(*(tensor.split(_PIECE) for tensor in whole), strict=True))
+    parts = [slice(i, i + _PIECE) for i in range(0, _BLOCK, _PIECE)]
+    pieces = [(whole[0][part], whole[1][part]) for part in parts]
     with torch.inference_mode():
         for first in range(0, _DRAWS, _BLOCK):
             table.arguments(first, arguments)

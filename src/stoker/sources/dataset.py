@@ -158,6 +158,8 @@ def _read(dataset: Any, depth: int) -> Rows:
     cls = type(dataset)
     if depth > 32:
         raise _RefusedError(cls.__name__, "is nested too deeply", "nest less")
+    if "__getitems__" in getattr(dataset, "__dict__", {}):
+        raise _RefusedError(f"{cls.__qualname__}.__getitems__", "is the object's own", "remove it")
     if cls is Subset:
         return _subset(_read(dataset.dataset, depth + 1), dataset.indices)
     if cls is ConcatDataset:
