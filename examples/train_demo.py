@@ -40,9 +40,9 @@ def open_dataset(folder: Path) -> stoker.ImageDataset:
 
 
 def network(classes: int) -> nn.Module:
-    """Four strided convolutions and a linear layer: enough for fourteen motifs."""
-    layers: list[nn.Module] = [nn.AvgPool2d(2)]
-    channels = [3, 16, 32, 64, 64]
+    """Three strided convolutions and a linear layer: enough for fourteen motifs."""
+    layers: list[nn.Module] = [nn.AvgPool2d(4)]
+    channels = [3, 32, 64, 64]
     for before, after in pairwise(channels):
         layers += [
             nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False),
@@ -63,7 +63,7 @@ def train(loader: stoker.DataLoader, model: nn.Module, epochs: int) -> None:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            loss_sum += float(loss) * len(labels)
+            loss_sum += loss.item() * len(labels)
             right += int((logits.argmax(1) == labels).sum())
             seen += len(labels)
         rate = seen / (time.perf_counter() - start)

@@ -88,7 +88,7 @@ def _imports(tree: ast.Module, module: str, is_package: bool) -> list[Import]:
 
     def visit(node: ast.AST, lazy: bool, types_only: bool) -> None:
         if isinstance(node, ast.Import):
-            found += [Import(alias.name, node.lineno, lazy, types_only) for alias in node.names]
+            found.extend(Import(alias.name, node.lineno, lazy, types_only) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             package = ["stoker", *module.split(".")] if module else ["stoker"]
             if not is_package:
