@@ -19,11 +19,11 @@ namespace {
 inline int smaller(int a, int b) { return a < b ? a : b; }
 inline int larger(int a, int b) { return a > b ? a : b; }
 
-// What walking the bytes up to the end-of-image marker found.
+// What walking the bytes up to the end-of-image marker found. Segments are what restart markers
+// divide a scan into.
 struct Stream {
   const uint8_t* data;
-  const uint32_t*
-      starts;  // of the segments between restart markers, and the end of the last: segments + 1
+  const uint32_t* starts;  // of the segments, and the end of the last one
   size_t segments;
 };
 
@@ -69,10 +69,9 @@ Status unstuff(const Scan& scan, Stream& stream) {
 }
 
 // Everything needed to continue at some MCU: the position in the stream and the predictors.
-// `Entropy` is the level's decoder of blocks, with
-//   void seek(uint64_t bit), uint64_t position(),
-//   int decode(dc, ac, block, prediction): fills a block and returns how many zigzag positions may
-//   be nonzero, 0 on an error, bool skip(dc, ac, prediction).
+// `Entropy` is the level's decoder of blocks. It has seek(bit) and position(); decode(dc, ac,
+// block, prediction), which fills a block and returns how many zigzag positions may be nonzero, or
+// 0 on an error; and skip(dc, ac, prediction), which returns false on an error.
 template <class Entropy>
 class Reader {
  public:
@@ -92,8 +91,8 @@ class Reader {
     return color_ ? walk<true, true>(count, blocks, used) : walk<false, true>(count, blocks, used);
   }
 
-  // Walks over `count` MCUs. An index of rows would replace calls of this by seek() and setting the
-  // predictors.
+  // Walks over `count` MCUs. With an index of rows, setting the position and the predictors would
+  // take its place.
   bool skip(int count) {
     if (count <= 0) return true;
     return color_ ? walk<true, false>(count, nullptr, nullptr)

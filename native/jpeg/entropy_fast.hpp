@@ -77,7 +77,7 @@ class FastEntropy {
   // How many zigzag positions of the block are in use (1 to 64); 0 on an error. block[64] may be
   // overwritten.
   STOKER_INLINE int decode(const DcTable& dc, const AcTable& ac, int16_t* block, int& prediction) {
-    // Not memset: GCC makes "rep stos" of it, which costs as much as a third of the block.
+    // Not memset: GCC makes "rep stos" of it, which is slow for so few bytes.
     const __m256i zero = _mm256_setzero_si256();
     for (int i = 0; i < 4; i++) _mm256_store_si256(reinterpret_cast<__m256i*>(block) + i, zero);
     Cursor c{window_, state_, next_};
