@@ -11,6 +11,7 @@ comparisons.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import random
@@ -288,6 +289,9 @@ def spdl(options: argparse.Namespace) -> Epoch:
         ]
         return spdl.io.to_torch(spdl.io.convert_frames(frames))
 
+    # Here an error is seen; within the pipeline it would only mean fewer images.
+    decode(files[:1])
+
     def epoch() -> Iterable[Sized]:
         random.shuffle(files)
         batches = [files[i : i + options.batch] for i in range(0, len(files), options.batch)]
@@ -325,6 +329,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
 
+    # The time to the first batch leaves the imports out.
+    for module in ("torchvision", NEEDS[options.loader]):
+        importlib.import_module(module)
     begun = time.perf_counter()
     epoch = LOADERS[options.loader](options)
     rates, cpus, first = [], [], 0.0

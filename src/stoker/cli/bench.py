@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -112,11 +113,11 @@ def bench(
             )
         )
         return
-    table = Table(
-        title=f"{data}, {resolved.recipe or 'own transform'}: {samples} samples an epoch, batches "
-        f"of {batch_size}, {workers} workers",
-        title_justify="left",
+    title = (
+        f"{data}, {resolved.recipe or 'own transform'}: {samples} samples an epoch, batches of "
+        f"{batch_size}, {workers} workers"
     )
+    table = Table(title=escape(title), title_justify="left")
     table.add_column("loader")
     for column in ("images/s", "CPU ms/image", "first batch s"):
         table.add_column(column, justify="right")

@@ -12,6 +12,7 @@ import torch
 import typer
 from PIL import Image
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch.utils.data import Dataset, Subset, default_collate
@@ -67,7 +68,7 @@ def parity(
     rounds: Annotated[int, typer.Option(min=1, help="Epochs, each with other random draws.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Compare stoker's tensors with dataset[index], op by op and for the whole pipeline.
+    """Compare stoker's tensors with the dataset's own, op by op and for the whole pipeline.
 
     The generators are seeded per sample on both sides, so random transforms draw the same. Exit
     status 1 if anything differs.
@@ -104,7 +105,7 @@ def parity(
                     "data": data,
                     "recipe": resolved.recipe,
                     "unreadable": unreadable,
-                    "rows": [asdict(row) for row in rows],
+                    "rows": [_as_json(row) for row in rows],
                     "identical": not differ,
                 }
             )
@@ -115,8 +116,15 @@ def parity(
         raise typer.Exit(1)
 
 
+def _as_json(row: Row) -> dict[str, Any]:
+    # JSON has no infinity, which is the difference of tensors that cannot be subtracted.
+    fields = asdict(row).items()
+    return {name: None if value == float("inf") else value for name, value in fields}
+
+
 def _show(rows: list[Row], title: str, unreadable: int) -> None:
-    table = Table(title=f"{title}: stoker against dataset[index]", title_justify="left")
+    title = escape(f"{title}: stoker against dataset[index]")
+    table = Table(title=title, title_justify="left")
     table.add_column("after")
     table.add_column("tier")
     for column in ("samples", "identical", "largest difference", "mean difference"):
@@ -127,7 +135,7 @@ def _show(rows: list[Row], title: str, unreadable: int) -> None:
         # 100 % means all of them: never by rounding.
         shown = "100 %" if row.identical == row.samples else f"{min(share, 0.9999):.2%}"
         table.add_row(
-            row.op,
+            escape(row.op),
             row.tier,
             str(row.samples),
             shown,
