@@ -34,8 +34,8 @@ decode differently.
 
 A rival that is not installed is left out. `pip install ".[bench]"` brings all but FFCV, which needs
 system libraries (on Debian: libopencv-dev, libturbojpeg0-dev, pkg-config) and then
-`pip install ffcv`, and the libraries of SPDL (on Debian: ffmpeg). FFCV reads a file of its own, into
-which the photos are encoded again before the clock starts.
+`pip install ffcv`, and the libraries of SPDL (on Debian: ffmpeg). FFCV reads a file of its own,
+into which the photos are encoded again before the clock starts.
 """
 
 LOADER_NAMES = {
