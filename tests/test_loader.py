@@ -25,9 +25,9 @@ from torchvision import transforms as T
 from torchvision.transforms import v2
 
 import stoker
+from pictures import class_folder, picture, save
 from stoker import order as order_module
 from stoker.engine import pool_threads
-from tests.pictures import class_folder, picture, save
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TRAIN = T.Compose(
