@@ -15,6 +15,7 @@ import inspect
 import os
 import sysconfig
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -71,6 +72,11 @@ def hidden(obj: object) -> str | None:
         if inspect.getattr_static(cls, name, _MISSING) is not _MISSING:
             return name
     return None
+
+
+@lru_cache(maxsize=1024)
+def _real_path(path: str) -> str:
+    return os.path.realpath(path)
 
 
 class Watch:
@@ -131,7 +137,7 @@ class Watch:
                 self._foreign = self._foreign or shown
 
     def _trusted(self, function: FunctionType) -> bool:
-        path = os.path.realpath(function.__code__.co_filename)
+        path = _real_path(function.__code__.co_filename)
         # Other packages may lie inside the folder of Python's own modules.
         standard = path.startswith(self._standard) and "-packages" + os.sep not in path
         return standard or path.startswith(self._roots)
