@@ -230,7 +230,7 @@ void bind_kernels(nb::module_& module) {
         {
           const nb::gil_scoped_release release;
           resampler.run(pixels.data() + needed.y * stride + static_cast<ptrdiff_t>(needed.x) * 3,
-                        stride, pixels.data() + pixels.size(), output);
+                        stride, pixels.data() + pixels.size() - kRowSlack, output);
         }
         return result;
       },
@@ -416,6 +416,16 @@ void bind_engine(nb::module_& module) {
           },
           "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
           "upright"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
+  module.def(
+      "image_size",
+      [](const Files& files, int64_t row) -> std::optional<std::pair<int, int>> {
+        if (row < 0 || row >= files.count) throw nb::index_error("row outside of the files");
+        const nb::gil_scoped_release release;
+        int height = 0, width = 0;
+        if (image_size(files, row, height, width) != Status::ok) return std::nullopt;
+        return std::make_pair(height, width);
+      },
+      "files"_a, "row"_a);
   nb::class_<Batch>(module, "Batch")
       .def_static(
           "new",

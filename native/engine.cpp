@@ -21,6 +21,18 @@ Executor& calling_thread_executor(SimdLevel level) {
 
 }  // namespace
 
+Status image_size(const Files& files, int64_t row, int& height, int& width) {
+  Executor& executor = calling_thread_executor(detected_level());
+  try {
+    const FileBytes file = read_file(files, row, executor.file());
+    if (file.status != Status::ok) return file.status;
+    return executor.size({files.max_pixels, files.upright}, executor.file().data(), file.size,
+                         height, width);
+  } catch (const std::bad_alloc&) {
+    return Status::out_of_memory;
+  }
+}
+
 Pool::~Pool() {
   {
     const std::lock_guard lock(mutex_);

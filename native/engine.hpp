@@ -54,6 +54,9 @@ struct Declined {
   int sample = 0;
 };
 
+// Size of file `row` from its header, on the calling thread.
+Status image_size(const Files& files, int64_t row, int& height, int& width);
+
 class Pool : public std::enable_shared_from_this<Pool> {
  public:
   explicit Pool(SimdLevel level) : level_(level) {}

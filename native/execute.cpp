@@ -159,6 +159,14 @@ Status Executor::run_encoded(const Plan& plan, const jpeg::Limits& limits, const
   }
 }
 
+Status Executor::size(const jpeg::Limits& limits, const uint8_t* data, size_t size, int& height,
+                      int& width) {
+  const Status status = decoder_.open(data, size, limits);
+  height = decoder_.header().height;
+  width = decoder_.header().width;
+  return status;
+}
+
 Status Executor::run_pixels(const Plan& plan, const uint8_t* pixels, ptrdiff_t stride,
                             int image_height, int image_width, uint32_t key, int height, int width,
                             void* out) {

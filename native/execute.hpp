@@ -26,6 +26,9 @@ class Executor {
   Status run_pixels(const Plan& plan, const uint8_t* pixels, ptrdiff_t stride, int image_height,
                     int image_width, uint32_t key, int height, int width, void* out);
 
+  // Size of an encoded image from its header; anything but Status::ok where the decoder declines it.
+  Status size(const jpeg::Limits& limits, const uint8_t* data, size_t size, int& height, int& width);
+
   // File bytes of the sample at hand (reader.hpp fills it).
   Buffer<uint8_t>& file() { return file_; }
 

@@ -633,3 +633,41 @@ def quiet_loader_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="num_workers=")
         yield
+
+
+# Results whose size depends on the image
+
+
+def test_images_of_one_size_need_no_resize(tmp_path: Path) -> None:
+    for i, (extension, options) in enumerate([("jpg", {}), ("png", {}), ("jpg", {"quality": 60})]):
+        save(tmp_path / "a" / f"{i}.{extension}", picture(50, 40, seed=i), **options)
+    dataset = stoker.ImageFolder(tmp_path, T.Compose([T.RandomHorizontalFlip(), T.ToTensor()]))
+    loader = stoker.DataLoader(dataset, 3, num_workers=1, seed=0)
+    assert tier(loader) == "lowered"
+    images, _ = next(iter(loader))
+    assert images.shape == (3, 3, 40, 50)
+    assert all(torch.equal(images[i], keyed_sample(dataset, 0, 0, i)[0]) for i in range(3))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_of_several_sizes(folder: Path, workers: int) -> None:
+    dataset = torchvision.datasets.ImageFolder(folder, T.PILToTensor())
+    one_by_one = stoker.DataLoader(dataset, num_workers=workers, seed=0)
+    assert tier(one_by_one) == "lowered"
+    for i, (image, label) in enumerate(one_by_one):
+        assert torch.equal(image[0], dataset[i][0]) and label.tolist() == [dataset[i][1]]
+    with pytest.raises(RuntimeError, match="equal size"):
+        list(torch.utils.data.DataLoader(dataset, 4))
+    with pytest.raises(RuntimeError, match="equal size"):
+        list(stoker.DataLoader(dataset, 4, num_workers=workers, seed=0))
+
+
+def test_bad_samples_among_images_without_a_fixed_size(tmp_path: Path) -> None:
+    for i in range(4):
+        save(tmp_path / "a" / f"{i}.jpg", picture(50, 40, seed=i))
+    (tmp_path / "a" / "0.jpg").write_bytes(b"\xff\xd8 nothing")
+    dataset = stoker.ImageFolder(tmp_path, T.ToTensor())
+    loader = stoker.DataLoader(dataset, 2, num_workers=1, seed=0, on_error="skip")
+    images, _ = collected(loader)
+    assert torch.equal(images[0], dataset[1][0]) and len(images) == 4
+    assert [sample.index for sample in loader.bad_samples] == [0]

@@ -12,44 +12,55 @@ from stoker.slots import Slots
 
 
 def test_memory_returns_when_the_last_view_died() -> None:
-    slots = Slots((4, 3, 5, 6), "float32", keep=2)
-    images = slots.take(4).images
+    slots = Slots("float32", 3, keep=2)
+    images = slots.take(4, (5, 6)).images
     assert images.shape == (4, 3, 5, 6) and images.dtype == torch.float32
     assert images.is_contiguous() and images._base is None
     view = images[1, 2]
     address = images.data_ptr()
     del images
     gc.collect()
-    other = slots.take(4).images
+    other = slots.take(4, (5, 6)).images
     assert other.data_ptr() != address and slots.allocated == 2
     del view
-    again = slots.take(3).images
+    again = slots.take(3, (5, 6)).images
     assert again.data_ptr() == address and slots.allocated == 2
     assert again.shape == (3, 3, 5, 6)
 
 
 def test_a_numpy_view_keeps_memory_too() -> None:
-    slots = Slots((1, 1, 2, 2), "uint8", keep=1)
-    array = slots.take(1).images.numpy()
+    slots = Slots("uint8", 1, keep=1)
+    array = slots.take(1, (2, 2)).images.numpy()
     address = array.ctypes.data
-    assert slots.take(1).images.data_ptr() != address
+    assert slots.take(1, (2, 2)).images.data_ptr() != address
     del array
     gc.collect()
     assert slots.allocated == 2
 
 
+def test_memory_grows_with_the_batch_and_begins_at_a_cache_line() -> None:
+    slots = Slots("uint8", 3, keep=2)
+    for samples, size in ((1, (4, 4)), (5, (7, 9)), (2, (100, 50))):
+        images = slots.take(samples, size).images
+        assert images.shape == (samples, 3, *size) and images.data_ptr() % 64 == 0
+        del images
+    assert slots.allocated == 3
+    slots.take(5, (7, 9))
+    assert slots.allocated == 3
+
+
 def test_no_more_than_keep_are_kept() -> None:
-    slots = Slots((1, 1, 2, 2), "uint8", keep=2)
-    held = [slots.take(1) for _ in range(5)]
+    slots = Slots("uint8", 1, keep=2)
+    held = [slots.take(1, (2, 2)) for _ in range(5)]
     assert slots.allocated == 5
     held.clear()
-    held = [slots.take(1) for _ in range(5)]
+    held = [slots.take(1, (2, 2)) for _ in range(5)]
     assert slots.allocated == 8
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
 def test_types(dtype: str) -> None:
-    slot = Slots((2, 3, 4, 4), dtype, keep=1).take(2)
+    slot = Slots(dtype, 3, keep=1).take(2, (4, 4))
     slot.memory[:] = 0
     assert str(slot.images.dtype) == f"torch.{dtype}" and not slot.images.any()
     assert slot.memory.nbytes == slot.images.numel() * slot.images.element_size()
@@ -90,15 +101,15 @@ class FakeHostAllocator:
 
 def test_page_locked_memory_waits_for_copies() -> None:
     host = FakeHostAllocator()
-    slots = Slots((2, 3, 4, 4), "float32", keep=4, pinned=True, allocate=host)
-    images = slots.take(2).images
+    slots = Slots("float32", 3, keep=4, pinned=True, allocate=host)
+    images = slots.take(2, (4, 4)).images
     address = images.data_ptr()
     copies = host.copy_from(images)
     del images
     gc.collect()
-    second = slots.take(2).images
+    second = slots.take(2, (4, 4)).images
     assert second.data_ptr() != address, "the copy has not ended"
     copies[-1] = False
-    third = slots.take(2).images
+    third = slots.take(2, (4, 4)).images
     assert third.data_ptr() == address
     assert len(host.blocks) == 2

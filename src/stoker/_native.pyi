@@ -92,6 +92,8 @@ class Files:
         upright: bool,
     ) -> None: ...
 
+def image_size(files: Files, row: int) -> tuple[int, int] | None: ...
+
 class Batch:
     @staticmethod
     def new(

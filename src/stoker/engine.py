@@ -209,6 +209,11 @@ def native_files(
     return _native.Files(os.fsencode(root), names, offsets, max_bytes, max_pixels, upright)
 
 
+def image_size(files: _native.Files, row: int) -> Size | None:
+    """(height, width) from the header of a file; None where the native decoder declines it."""
+    return _native.image_size(files, row)
+
+
 def pool_threads() -> int:
     """Native threads alive in this process."""
     return 0 if _pool is None else int(_pool.threads)

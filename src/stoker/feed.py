@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from stoker.draws import Draw
-from stoker.engine import Batch, Failure, Session, native_files
+from stoker.engine import Batch, Failure, Session, image_size, native_files, result_size
 from stoker.errors import DecodeError
 from stoker.fallback import Decode, Fallback
-from stoker.plan import Plan
+from stoker.plan import Plan, Size
 from stoker.slots import Slot, Slots
 from stoker.sources.dataset import Rows
 from stoker.sources.index import Files
@@ -64,6 +64,7 @@ class Job:
     draw: Draw
     slot: Slot
     batch: Batch
+    size: Size
 
 
 class Feed:
@@ -72,7 +73,6 @@ class Feed:
     Args:
         plan: what to do to a sample.
         rows: which samples there are.
-        batch_size: the most samples a batch may have.
         threads: native threads; 0 runs everything on the calling thread.
         depth: batches ahead.
         pinned: hand out page-locked memory.
@@ -82,19 +82,13 @@ class Feed:
         self,
         plan: Plan,
         rows: Rows,
-        batch_size: int,
         threads: int,
         depth: int,
         pinned: bool,
     ) -> None:
-        assert plan.output_size is not None
         self.plan, self.rows, self.depth = plan, rows, depth if threads else 1
-        self.size = plan.output_size
         self.slots = Slots(
-            (batch_size, plan.tail.channels, *self.size),
-            plan.tail.dtype,
-            keep=self.depth + 2,
-            pinned=pinned,
+            plan.tail.dtype, plan.tail.channels, keep=self.depth + 2, pinned=pinned
         )
         self.session = Session(threads)
         self.fallback = Fallback(self.session, _decoder(rows.files))
@@ -110,14 +104,25 @@ class Feed:
             and _same(self.rows, rows)
         )
 
-    def submit(self, draw: Draw) -> Job:
-        """Starts a batch."""
-        slot = self.slots.take(len(draw.indices))
-        rows = self.rows.rows_of(draw.indices)
-        batch = self.session.submit(
-            self.plan, self._files, rows, draw.keys(), slot.memory, self.size
-        )
-        return Job(draw, slot, batch)
+    def submit(self, draw: Draw, size: Size | None = None) -> Job:
+        """Starts a batch; every image must come out in the ``size`` of the first, if none is given."""
+        rows, keys = self.rows.rows_of(draw.indices), draw.keys()
+        size = size or self.plan.output_size or self._first_size(rows, keys)
+        slot = self.slots.take(len(rows), size)
+        batch = self.session.submit(self.plan, self._files, rows, keys, slot.memory, size)
+        return Job(draw, slot, batch, size)
+
+    def _first_size(self, rows: NDArray[np.int64], keys: NDArray[np.uint32]) -> Size:
+        """(height, width) of the result of the first sample whose header can be read."""
+        for row, key in zip(rows.tolist(), keys.tolist(), strict=True):
+            image = image_size(self._files, row)
+            try:
+                image = image or self.rows.files.size(row)
+            except Exception:  # a broken file: its own turn comes when it is decoded
+                continue
+            if size := result_size(self.plan, image, key):
+                return size
+        return 1, 1  # no sample will succeed
 
     def finish(self, job: Job, timeout: float) -> list[Failure]:
         """Waits for a batch; returns the samples that failed.
@@ -139,16 +144,18 @@ class Feed:
 
     def error(self, job: Job, failure: Failure) -> DecodeError:
         """The error of a failed sample, from Pillow's own where there is one."""
-        index = int(job.draw.indices[failure.place])
         cause = self.fallback.error(job.batch, failure.place)
-        location = self.rows.location(index)
+        index = int(job.draw.indices[failure.place])
         if isinstance(cause, DecodeError):
-            reason = cause.reason
+            error, cause = self.decode_error(index, cause.reason), cause.__cause__
         else:
-            reason = f"{type(cause).__name__}: {cause}" if cause else failure.reason
-        error = DecodeError(index, location, reason)
+            error = self.decode_error(index, str(cause) if cause else failure.reason)
         error.__cause__ = cause
         return error
+
+    def decode_error(self, index: int, reason: str) -> DecodeError:
+        """The error of sample ``index``, with its path."""
+        return DecodeError(index, self.rows.location(index), reason)
 
     def repair(self, job: Job, failure: Failure) -> bool:
         """Puts the first good sample that follows at the place of a failed one; False after `TRIES`."""
@@ -158,7 +165,7 @@ class Feed:
                 return False
             index, draw = after
             one = Draw(job.draw.seed, job.draw.epoch, 0, np.array([index]), draw)
-            retry = self.submit(one)
+            retry = self.submit(one, job.size)
             failures = self.finish(retry, 0)
             if not failures:
                 job.slot.images[failure.place].copy_(retry.slot.images[0])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+from torch.utils.data import default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as to_page_locked
 
-from stoker.draws import Draw, generators_kept, seed_generators
+from stoker.draws import Draw, generators_kept
 from stoker.engine import Failure
 from stoker.errors import DecodeError
 from stoker.feed import BadSample, BadSamples, Feed, Job
@@ -84,6 +84,7 @@ class Policy:
     bad_samples: BadSamples
     timeout: float
     dataset: Any
+    blank: Callable[[int], Any] | None = None
 
 
 class LoweredIterator:
@@ -131,7 +132,7 @@ class LoweredIterator:
                 return
             self._jobs.append(self.feed.submit(draw))
 
-    def __next__(self) -> list[torch.Tensor]:
+    def __next__(self) -> Any:
         self._start(self.feed.depth)
         if not self._jobs:
             self._next = None  # it belongs to the loader now
@@ -141,15 +142,14 @@ class LoweredIterator:
         self._jobs.popleft()
         if self.feed.session.threads:
             self._start(self.feed.depth)  # so many are ahead while the user works
+        if any(failure.status == "bad_geometry" for failure in failures):
+            return self._as_the_dataset_does(job.draw)
         for failure in failures:
-            self._deal_with(job, failure)
+            self._deal_with(job, failure, self.feed.error(job, failure))
         return [job.slot.images, self.feed.labels(job.draw)]
 
-    def _deal_with(self, job: Job, failure: Failure) -> None:
+    def _deal_with(self, job: Job, failure: Failure, error: DecodeError) -> None:
         draw, place = job.draw, failure.place
-        error = self.feed.error(job, failure)
-        if failure.status == "bad_geometry":
-            error = self._original_error(draw, place, error)
         if self.policy.on_error == "raise":
             raise error
         self.policy.bad_samples.report(
@@ -159,18 +159,27 @@ class LoweredIterator:
             self.feed.blank(job, failure)
         elif not self.feed.repair(job, failure):
             raise error
+    def _as_the_dataset_does(self, draw: Draw) -> Any:
+        """The batch by the dataset's own code.
 
-    def _original_error(self, draw: Draw, place: int, error: DecodeError) -> DecodeError:
-        """The same with what the user's own code raises for this sample as its reason and cause."""
+        For batches with a sample that the plan cannot be applied to, such as an image smaller than the
+        crop, or with images of several sizes: what torchvision and torch do with them, or say of them.
+        """
+        policy = self.policy
+        keyed = KeyedDataset(policy.dataset, policy.on_error, policy.blank)
         with generators_kept():
-            seed_generators(int(draw.keys()[place]))
             try:
-                self.policy.dataset[error.index]
-            except Exception as original:
-                reason = f"{type(original).__name__}: {original}"
-                error = DecodeError(error.index, error.location, reason)
-                error.__cause__ = original
-        return error
+                samples = keyed.__getitems__(draw)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise self.feed.decode_error(keyed.index, reason) from error
+            reports, batch = Reporting(default_collate, keyed)(samples)
+        if isinstance(reports, DecodeError):
+            raise reports
+        for index, position, reason in reports:
+            location = self.feed.rows.location(index)
+            policy.bad_samples.report(BadSample(index, location, reason, draw.epoch, position))
+        return batch
 
     def close(self) -> None:
         """Throws away what is in flight. Idempotent."""

@@ -41,6 +41,8 @@ class KeyedDataset(Dataset[Any]):
         self.dataset, self.on_error, self.blank = dataset, on_error, blank
         self.reports: list[Report] = []
         self.error: DecodeError | None = None
+        self.index = -1
+        """The sample that was asked for last."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -67,6 +69,7 @@ class KeyedDataset(Dataset[Any]):
 
     def _sample(self, draw: Draw, place: int, index: int, key: int) -> Any:
         seed_generators(key)
+        self.index = index
         try:
             return self.dataset[index]
         except Exception as error:

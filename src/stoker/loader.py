@@ -309,11 +309,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _iterate_lowered(self, lowered: Lowered, batches: Batches) -> LoweredIterator:
         feed = self._feed
         if feed is None or not feed.fits(lowered.plan, lowered.rows, self.num_workers):
-            batch_size = getattr(self.batch_sampler, "batch_size", None)
             feed = self._feed = Feed(
                 lowered.plan,
                 lowered.rows,
-                batch_size if isinstance(batch_size, int) else 1,
                 self.num_workers,
                 max(2, self.prefetch_factor or 2),
                 self._pins(),
@@ -326,15 +324,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if ahead.feed is feed and ahead.batches == batches:
                 return ahead.resume(then, self._ahead)
             ahead.close()
-        policy = Policy(self.on_error, self.bad_samples, self.timeout, self.dataset)
+        policy = Policy(
+            self.on_error, self.bad_samples, self.timeout, self.dataset, self._blank()
+        )
         return LoweredIterator(feed, batches, policy, then, self._ahead)
 
+    def _blank(self) -> Callable[[int], Any] | None:
+        if self.on_error != "blank":
+            return None
+        blank = blank_sample(self.dataset)
+        if isinstance(blank, Refusal):
+            raise UnsupportedError(f"on_error='blank' and {blank.op}", blank.why, "use 'skip'")
+        return blank
+
     def _iterate_keyed(self, batches: Batches) -> KeyedIterator:
-        blank = None
-        if self.on_error == "blank":
-            blank = blank_sample(self.dataset)
-            if isinstance(blank, Refusal):
-                raise UnsupportedError(f"on_error='blank' and {blank.op}", blank.why, "use 'skip'")
+        blank = self._blank()
         if self.num_workers == 0:
             keyed = KeyedDataset(self.dataset, self.on_error, blank)
             collate = Reporting(self.collate_fn, keyed)
@@ -392,7 +396,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if self.num_workers
             else "the caller's",
         }
-        if isinstance(batch_size, int):
+        if isinstance(batch_size, int) and plan.output_size is not None:
             held = plan.sample_bytes * batch_size * depth
             facts["held ahead"] = f"{depth} batches, {held / 2**20:.1f} MiB"
         idle = [

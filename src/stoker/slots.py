@@ -14,6 +14,7 @@ Note [Slot lifetime]
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -44,6 +45,13 @@ def _page_locked(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """Uninitialised bytes that begin at a cache line: the kernels then store past the cache."""
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
 @dataclass
 class Slot:
     """Memory of one batch: ``memory`` is its bytes, ``images`` the tensor that will be handed out."""
@@ -56,8 +64,8 @@ class Slots:
     """A pool of batch memory of one loader.
 
     Args:
-        shape: (batch, channels, height, width) of a full batch.
         dtype: "uint8", "float32", "float16" or "bfloat16".
+        channels: of each image.
         keep: slots kept for reuse; more are freed as they come back.
         pinned: take page-locked memory from ``allocate`` instead.
         allocate: size in bytes to a page-locked uint8 tensor of shape (size,).
@@ -65,39 +73,35 @@ class Slots:
 
     def __init__(
         self,
-        shape: tuple[int, int, int, int],
         dtype: str,
+        channels: int,
         keep: int,
         pinned: bool = False,
         allocate: Callable[[int], torch.Tensor] = _page_locked,
     ) -> None:
-        self.shape, self.dtype, self.pinned = shape, dtype, pinned
+        self.dtype, self.channels, self.pinned = dtype, channels, pinned
         self._numpy, self._torch = _DTYPES[dtype]
-        self._sample_bytes = int(np.prod(shape[1:])) * np.dtype(self._numpy).itemsize
         self._allocate = allocate
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=keep)
+        self._largest = 1
         self.allocated = 0
         """How often memory was asked for, since the start."""
 
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes of a full batch."""
-        return self._sample_bytes * self.shape[0]
-
-    def take(self, samples: int) -> Slot:
-        """Memory for ``samples`` images, at most a full batch."""
-        size = self._sample_bytes * samples
+    def take(self, samples: int, size: tuple[int, int]) -> Slot:
+        """Memory for ``samples`` images of (height, width) = ``size``."""
+        shape = (samples, self.channels, *size)
+        needed = math.prod(shape) * np.dtype(self._numpy).itemsize
         if self.pinned:
             self.allocated += 1
-            pinned = self._allocate(max(size, 1))
-            images = pinned[:size].view(self._torch).view(samples, *self.shape[1:])
-            return Slot(pinned.numpy(), images)
+            pinned = self._allocate(max(needed, 1))
+            return Slot(pinned.numpy(), pinned[:needed].view(self._torch).view(shape))
         memory = self._free.pop() if self._free else None
-        if memory is None or memory.size < size:
+        if memory is None or memory.size < needed:
             self.allocated += 1
-            # Uninitialised: the kernels write all of it. A batch sampler may ask for more than before.
-            memory = np.empty(max(size, self.batch_bytes), np.uint8)
-        lease = memory[:size].view(self._numpy).reshape(samples, *self.shape[1:])
+            # As large as any batch so far: the last one of an epoch is small, the next is not.
+            self._largest = max(self._largest, needed)
+            memory = _aligned(self._largest)
+        lease = memory[:needed].view(self._numpy).reshape(shape)
         weakref.finalize(lease, self._free.append, memory).atexit = False
         images = torch.from_numpy(lease)
         if images.dtype != self._torch:

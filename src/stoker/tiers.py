@@ -31,12 +31,6 @@ def lower(dataset: Any) -> Lowered | Refusal:
     plan = lower_transform(rows.transform)
     if isinstance(plan, Refusal):
         return plan
-    if plan.output_size is None:
-        return Refusal(
-            "transform",
-            "the size of its result depends on the image",
-            "end with a crop or a resize to a fixed (height, width)",
-        )
     return prove(plan, rows.transform) or Lowered(plan, rows)
 
 

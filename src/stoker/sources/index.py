@@ -25,7 +25,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import Dataset
 
 from stoker.errors import DecodeError
@@ -124,6 +124,12 @@ class Files:
         except Exception as error:  # Pillow's codecs raise a dozen kinds for damaged files
             reason = str(error) or type(error).__name__
             raise DecodeError(row if index is None else index, path, reason) from error
+
+    def size(self, row: int) -> tuple[int, int]:
+        """(height, width) that ``open(row)`` will have, from the header alone; raises what Pillow raises."""
+        with Image.open(self.path(row)) as image:
+            turned = self.upright and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            return image.size if turned else (image.height, image.width)
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields; while a process is spawned, big arrays by the name of a file they are in."""
