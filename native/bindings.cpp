@@ -134,14 +134,16 @@ nb::object new_tensor(PixelFormat format, size_t channels, size_t height, size_t
   return make(uint8_t{});
 }
 
-// Waits in slices, so that Ctrl-C is seen. done() runs without the GIL and returns true when there is nothing to wait for.
+// Waits in slices, so that Ctrl-C is seen. done() runs without the GIL and returns true when there
+// is nothing to wait for.
 template <class Wait>
 bool wait_interruptibly(double seconds, Wait done) {
   using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-    const auto slice = std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(50));
+    const auto slice =
+        std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(50));
     bool finished;
     {
       const nb::gil_scoped_release release;
@@ -276,10 +278,8 @@ void bind_kernels(nb::module_& module) {
 void bind_plan(nb::module_& module) {
   nb::class_<Plan>(module, "Plan")
       .def(nb::init<>())
-      .def("add",
-           [](Plan& plan, const std::string& op, const std::vector<double>& numbers) {
-             plan.add(op, numbers);
-           })
+      .def("add", [](Plan& plan, const std::string& op,
+                     const std::vector<double>& numbers) { plan.add(op, numbers); })
       .def("set_order", [](Plan& plan, const std::string& order) { plan.order = order_of(order); })
       .def(
           "set_tail",
@@ -298,9 +298,9 @@ void bind_plan(nb::module_& module) {
               const std::string& level) -> std::pair<std::string, nb::object> {
              Executor executor(level_of(level));
              void* out = nullptr;
-             nb::object result = new_tensor(
-                 plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
-                 static_cast<size_t>(height), static_cast<size_t>(width), &out);
+             nb::object result =
+                 new_tensor(plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
+                            static_cast<size_t>(height), static_cast<size_t>(width), &out);
              const Status status =
                  executor.run_encoded(plan, {}, static_cast<const uint8_t*>(data.data()),
                                       data.size(), key, height, width, out);
@@ -509,17 +509,16 @@ void bind_engine(nb::module_& module) {
             return std::make_tuple(taken->batch, taken->sample, row);
           },
           "session"_a, "seconds"_a)
-      .def(
-          "finish_pixels",
-          [](Pool& pool, Session& session, Batch& batch, int sample,
-             const nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>&
-                 image) {
-            if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
-            const nb::gil_scoped_release release;
-            return std::string(name(pool.finish_pixels(
-                session, batch, sample, image.data(), static_cast<ptrdiff_t>(image.shape(1)) * 3,
-                static_cast<int>(image.shape(0)), static_cast<int>(image.shape(1)))));
-          })
+      .def("finish_pixels",
+           [](Pool& pool, Session& session, Batch& batch, int sample,
+              const nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>&
+                  image) {
+             if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
+             const nb::gil_scoped_release release;
+             return std::string(name(pool.finish_pixels(
+                 session, batch, sample, image.data(), static_cast<ptrdiff_t>(image.shape(1)) * 3,
+                 static_cast<int>(image.shape(0)), static_cast<int>(image.shape(1)))));
+           })
       .def(
           "finish_failed",
           [](Pool& pool, Session& session, Batch& batch, int sample) {
@@ -527,12 +526,12 @@ void bind_engine(nb::module_& module) {
             pool.finish_failed(session, batch, sample, Status::fallback_failed);
           },
           nb::call_guard<nb::gil_scoped_release>())
-      .def("abandon",
-           [](const std::shared_ptr<Pool>& pool) {
-             // In a forked child: threads are gone and their locks may be held for ever, so nothing may be destroyed.
-             new std::shared_ptr<Pool>(pool);
-             new std::vector<std::shared_ptr<Session>>(pool->sessions());
-           });
+      .def("abandon", [](const std::shared_ptr<Pool>& pool) {
+        // In a forked child: threads are gone and their locks may be held for ever, so nothing may
+        // be destroyed.
+        new std::shared_ptr<Pool>(pool);
+        new std::vector<std::shared_ptr<Session>>(pool->sessions());
+      });
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Scratch memory of one thread: 64-byte aligned, grows and never shrinks, contents not kept on growth.
+// Scratch memory of one thread: 64-byte aligned, grows and never shrinks, contents not kept on
+// growth.
 #pragma once
 
 #include <atomic>
@@ -9,7 +10,8 @@
 
 namespace stoker {
 
-// How often any Buffer of the process has allocated. In steady state it stands still (tests count it).
+// How often any Buffer of the process has allocated. In steady state it stands still (tests count
+// it).
 inline std::atomic<uint64_t> buffer_allocations{0};
 
 template <class T>
@@ -20,7 +22,8 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { release(); }
 
-  // At least `count` elements, uninitialised. Throws std::bad_alloc; the engine turns it into a status.
+  // At least `count` elements, uninitialised. Throws std::bad_alloc; the engine turns it into a
+  // status.
   T* need(size_t count) {
     if (count > capacity_) grow(count);
     return data_;

@@ -8,7 +8,8 @@
 namespace stoker {
 namespace {
 
-// Executor of a Python thread (run_here, finish_pixels): kept per thread and level, freed with the thread.
+// Executor of a Python thread (run_here, finish_pixels): kept per thread and level, freed with the
+// thread.
 Executor& calling_thread_executor(SimdLevel level) {
   thread_local std::unique_ptr<Executor> executor;
   thread_local SimdLevel built = SimdLevel::scalar;
@@ -183,9 +184,8 @@ void Pool::cancel(Session& session, Batch& batch) {
   batch.remaining.fetch_sub(static_cast<int>(waiting));
   session.finished.wait(lock, [&] {
     // A thread that was at work may have declined its sample meanwhile.
-    const size_t late = std::erase_if(session.declined, [&](const Declined& declined) {
-      return declined.batch.get() == &batch;
-    });
+    const size_t late = std::erase_if(
+        session.declined, [&](const Declined& declined) { return declined.batch.get() == &batch; });
     batch.remaining.fetch_sub(static_cast<int>(late));
     return batch.remaining.load() == 0;
   });

@@ -1,16 +1,22 @@
 // The thread pool of the process and the batches it works on.
 //
-// A Session belongs to one loader and says how many threads may serve it. A Batch is one job of n samples; samples, not
-// batches, are handed to threads, so a slow image delays its own batch only. Samples that the native decoder declines wait
-// in the session until Python takes them (src/stoker/fallback.py).
+// A Session belongs to one loader and says how many threads may serve it. A Batch is one job of n
+// samples; samples, not batches, are handed to threads, so a slow image delays its own batch only.
+// Samples that the native decoder declines wait in the session until Python takes them
+// (src/stoker/fallback.py).
 //
 // Note [Thread rules]
-// - One mutex, Pool::mutex_, guards every queue and counter that is not atomic. It is never held while a sample is worked on.
-// - A Batch's arrays are written before submit() and read-only afterwards, except statuses[i] and details[i], which belong
+// - One mutex, Pool::mutex_, guards every queue and counter that is not atomic. It is never held
+// while a sample is worked on.
+// - A Batch's arrays are written before submit() and read-only afterwards, except statuses[i] and
+// details[i], which belong
 //   to whoever runs sample i until `remaining` reaches it.
-// - plan, files and out are borrowed: they must stay valid until the batch is finished (remaining is 0, so no thread looks
-//   at them any more) or cancel() has returned. A thread may drop the last reference to a Batch itself, without the GIL.
-// - Nothing here throws across a thread, touches Python, or survives fork(): a child makes a new Pool.
+// - plan, files and out are borrowed: they must stay valid until the batch is finished (remaining
+// is 0, so no thread looks
+//   at them any more) or cancel() has returned. A thread may drop the last reference to a Batch
+//   itself, without the GIL.
+// - Nothing here throws across a thread, touches Python, or survives fork(): a child makes a new
+// Pool.
 #pragma once
 
 #include <atomic>
@@ -31,8 +37,8 @@ namespace stoker {
 
 class Session;
 
-// shared_from_this: the bindings must find the C++ owner. A pointer that owned the Python object would need
-// the GIL when a thread drops it.
+// shared_from_this: the bindings must find the C++ owner. A pointer that owned the Python object
+// would need the GIL when a thread drops it.
 struct Batch : std::enable_shared_from_this<Batch> {
   const Plan* plan = nullptr;
   const Files* files = nullptr;
@@ -68,7 +74,8 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void submit(const std::shared_ptr<Session>& session, std::shared_ptr<Batch> batch);
   // Runs every sample on the calling thread.
   void run_here(Session& session, const std::shared_ptr<Batch>& batch);
-  // True when the batch is finished; false after `timeout`, or with `watch` as soon as a declined sample waits.
+  // True when the batch is finished; false after `timeout`, or with `watch` as soon as a declined
+  // sample waits.
   bool wait(Session& session, Batch& batch, std::chrono::milliseconds timeout, bool watch);
   // Returns when no thread works on the batch any more; what was not started is Status::cancelled.
   void cancel(Session& session, Batch& batch);

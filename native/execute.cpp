@@ -6,7 +6,8 @@
 namespace stoker {
 namespace {
 
-// Cropping inside the image, flips and gray commute with the conversion to the tensor: the fused path does them on the fly.
+// Cropping inside the image, flips and gray commute with the conversion to the tensor: the fused
+// path does them on the fly.
 bool inside(const Step& step, int width, int height) {
   return step.x >= 0 && step.y >= 0 && step.x + step.width <= width &&
          step.y + step.height <= height;
@@ -68,7 +69,8 @@ Status Executor::geometry(const Plan& plan, int image_height, int image_width, u
   return Status::ok;
 }
 
-// From the source region to the tensor. `view` lies in image_, spare_ or both in turn; kRowSlack bytes follow its last row.
+// From the source region to the tensor. `view` lies in image_, spare_ or both in turn; kRowSlack
+// bytes follow its last row.
 Status Executor::finish(const Plan& plan, View view, void* out) {
   const auto end_of = [](const View& v) {
     return v.pixels + (v.rect.height - 1) * v.stride + static_cast<ptrdiff_t>(v.rect.width) * 3 +
@@ -116,9 +118,7 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
     uint8_t* target = spare_.need(image_bytes(wanted));
     switch (step.kind) {
       case Step::Kind::crop: apply_crop(view, step, wanted, target); break;
-      case Step::Kind::pad:
-        apply_pad(view, step, widths_[i], heights_[i], wanted, target);
-        break;
+      case Step::Kind::pad: apply_pad(view, step, widths_[i], heights_[i], wanted, target); break;
       case Step::Kind::flip_x: apply_flip_x(view, target); break;
       case Step::Kind::flip_y: apply_flip_y(view, target); break;
       default: {

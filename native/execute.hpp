@@ -1,4 +1,5 @@
-// One sample from encoded bytes (or decoded pixels) to its place in the batch, on the calling thread.
+// One sample from encoded bytes (or decoded pixels) to its place in the batch, on the calling
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +13,27 @@
 
 namespace stoker {
 
-// One thread's tools and scratch. Allocates nothing in steady state. Never throws: out of memory is a status.
+// One thread's tools and scratch. Allocates nothing in steady state. Never throws: out of memory is
+// a status.
 class Executor {
  public:
   explicit Executor(SimdLevel level);
 
-  // Decodes `data` (a JPEG, hostile) and runs the plan; writes the tensor of height x width pixels to `out`.
-  // Status::bad_geometry where the plan's result has another size. On failure `out` is undefined.
+  // Decodes `data` (a JPEG, hostile) and runs the plan; writes the tensor of height x width pixels
+  // to `out`. Status::bad_geometry where the plan's result has another size. On failure `out` is
+  // undefined.
   Status run_encoded(const Plan& plan, const jpeg::Limits& limits, const uint8_t* data, size_t size,
                      uint32_t key, int height, int width, void* out);
 
-  // The same from finished RGB pixels (image_height dense or strided rows); nothing beyond the last row is read.
+  // The same from finished RGB pixels (image_height dense or strided rows); nothing beyond the last
+  // row is read.
   Status run_pixels(const Plan& plan, const uint8_t* pixels, ptrdiff_t stride, int image_height,
                     int image_width, uint32_t key, int height, int width, void* out);
 
-  // Size of an encoded image from its header; anything but Status::ok where the decoder declines it.
-  Status size(const jpeg::Limits& limits, const uint8_t* data, size_t size, int& height, int& width);
+  // Size of an encoded image from its header; anything but Status::ok where the decoder declines
+  // it.
+  Status size(const jpeg::Limits& limits, const uint8_t* data, size_t size, int& height,
+              int& width);
 
   // File bytes of the sample at hand (reader.hpp fills it).
   Buffer<uint8_t>& file() { return file_; }

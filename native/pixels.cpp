@@ -12,8 +12,8 @@ Rect intersect(const Rect& a, const Rect& b) {
           std::max(0, std::min(a.bottom(), b.bottom()) - y)};
 }
 
-// Index of the source sample that a padded position shows; numpy's names for the modes. Valid for pads of any size that
-// resolve() lets through: reflect needs pad < size, symmetric pad <= size.
+// Index of the source sample that a padded position shows; numpy's names for the modes. Valid for
+// pads of any size that resolve() lets through: reflect needs pad < size, symmetric pad <= size.
 int mirrored(int position, int size, PadMode mode) {
   if (mode == PadMode::edge) return std::clamp(position, 0, size - 1);
   const int edge = mode == PadMode::symmetric ? 1 : 0;
@@ -26,7 +26,8 @@ void fill_row(uint8_t* row, int pixels, const uint8_t* fill) {
   for (int i = 0; i < pixels; i++) std::memcpy(row + 3 * i, fill, 3);
 }
 
-// Copies the image, moved by (-x, -y), into `wanted`; what lies outside of the image becomes `fill`.
+// Copies the image, moved by (-x, -y), into `wanted`; what lies outside of the image becomes
+// `fill`.
 void copy_or_fill(const View& source, int x, int y, const Rect& wanted, const uint8_t* fill,
                   uint8_t* out) {
   const Rect moved{wanted.x + x, wanted.y + y, wanted.width, wanted.height};
@@ -54,8 +55,7 @@ Rect source_region(const Step& step, int width, int height, const Rect& wanted) 
   switch (step.kind) {
     case Step::Kind::crop:
       return intersect({wanted.x + step.x, wanted.y + step.y, wanted.width, wanted.height}, whole);
-    case Step::Kind::flip_x:
-      return {width - wanted.right(), wanted.y, wanted.width, wanted.height};
+    case Step::Kind::flip_x: return {width - wanted.right(), wanted.y, wanted.width, wanted.height};
     case Step::Kind::flip_y:
       return {wanted.x, height - wanted.bottom(), wanted.width, wanted.height};
     case Step::Kind::pad:

@@ -34,7 +34,8 @@ class Descriptor {
 FileBytes read_file(const Files& files, int64_t row, Buffer<uint8_t>& buffer) {
   const size_t from = files.offsets[row], length = files.offsets[row + 1] - from;
   const size_t root = files.root.size();
-  // The path is put together where the file's bytes will be: the name is no longer needed when they arrive.
+  // The path is put together where the file's bytes will be: the name is no longer needed when they
+  // arrive.
   char* path = reinterpret_cast<char*>(buffer.need(root + length + 1));
   std::memcpy(path, files.root.data(), root);
   std::memcpy(path + root, files.names + from, length);
@@ -43,14 +44,15 @@ FileBytes read_file(const Files& files, int64_t row, Buffer<uint8_t>& buffer) {
   if (file.get() < 0) return {Status::open_failed, errno, 0};
   struct stat info;
   if (::fstat(file.get(), &info) != 0) return {Status::read_failed, errno, 0};
-  if (!S_ISREG(info.st_mode)) return {Status::open_failed, S_ISDIR(info.st_mode) ? EISDIR : EINVAL, 0};
+  if (!S_ISREG(info.st_mode))
+    return {Status::open_failed, S_ISDIR(info.st_mode) ? EISDIR : EINVAL, 0};
   const int64_t size = info.st_size;
   if (size > files.max_bytes) return {Status::too_large, size, 0};
   uint8_t* data = buffer.need(static_cast<size_t>(size) + 1);
   size_t have = 0;
   while (have < static_cast<size_t>(size)) {
-    const ssize_t got =
-        ::pread(file.get(), data + have, static_cast<size_t>(size) - have, static_cast<off_t>(have));
+    const ssize_t got = ::pread(file.get(), data + have, static_cast<size_t>(size) - have,
+                                static_cast<off_t>(have));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return {Status::read_failed, errno, 0};
     if (got == 0) break;  // the file has shrunk: the decoder finds it truncated

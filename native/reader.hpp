@@ -1,4 +1,5 @@
-// Whole files into a thread's scratch memory, by pread: never mmap, so a file that shrinks is an error and not a signal.
+// Whole files into a thread's scratch memory, by pread: never mmap, so a file that shrinks is an
+// error and not a signal.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +11,8 @@
 
 namespace stoker {
 
-// Where the samples' files are: path i = root + names[ends[i - 1], ends[i]). The arrays belong to Python, which keeps them
-// alive as long as a Files refers to them.
+// Where the samples' files are: path i = root + names[ends[i - 1], ends[i]). The arrays belong to
+// Python, which keeps them alive as long as a Files refers to them.
 struct Files {
   std::vector<char> root;
   const char* names = nullptr;

@@ -1,4 +1,5 @@
-// Which instruction set the kernels use. Every level gives the same bytes; tests iterate over levels().
+// Which instruction set the kernels use. Every level gives the same bytes; tests iterate over
+// levels().
 #pragma once
 
 namespace stoker {

@@ -6,6 +6,7 @@
 // repeats it.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,9 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "convert.hpp"
+#include "execute.hpp"
 #include "fuzz/seeds.hpp"
-#include "jpeg/decoder.hpp"
 
 namespace stoker::fuzz {
 namespace {
@@ -247,6 +247,116 @@ void check_decoder(const uint8_t* data, size_t size, Random& random) {
   }
 }
 
+// torch.exp by the C library, for plans of RandomResizedCrop: which values does not matter here.
+void publish_exponentials(float low, float high) {
+  auto table = std::make_shared<ExpTable>(low, high, false);
+  std::vector<float> arguments(1 << 16), values(1 << 16);
+  for (uint32_t first = 0; first < ExpTable::kDraws; first += uint32_t(arguments.size())) {
+    table->arguments(first, arguments.data(), arguments.size());
+    for (size_t i = 0; i < values.size(); i++) values[i] = float(std::exp(double(arguments[i])));
+    table->check(first, arguments.data(), values.data(), values.size());
+  }
+  STOKER_CHECK(publish(table));
+}
+
+constexpr float kLogRatio = 0.287682086f;  // log(4 / 3)
+
+Plan random_plan(Random& random) {
+  Plan plan;
+  plan.order = PassOrder(random.below(3));
+  const auto side = [&] { return double(random.between(1, random.chance(80) ? 48 : 400)); };
+  const auto share = [&] { return double(random.below(101)) / 100; };
+  for (int count = random.between(0, 4); count > 0; count--) {
+    const double filter = double(random.below(6)), mode = double(random.below(4));
+    const double fill[] = {double(random.below(256)), double(random.below(256)), 7};
+    const auto add = [&](const char* name, std::vector<double> numbers) {
+      plan.add(name, numbers);
+    };
+    switch (random.below(9)) {
+      case 0: add("resize", {2, side(), side(), 0, filter}); break;
+      case 1: add("resize", {1, side(), 0, 0, filter}); break;
+      case 2: add("center_crop", {side(), side()}); break;
+      case 3: {
+        const double pad = double(random.below(9));
+        add("random_crop", {side(), side(), pad, pad, 0, pad, double(random.below(2)), mode,
+                            fill[0], fill[1], fill[2], double(random.between(1, 2))});
+        break;
+      }
+      case 4:
+        add("random_resized_crop",
+            {side(), side(), share() / 2, 1, -kLogRatio, kLogRatio, 0.75, 4.0 / 3, filter, 0});
+        break;
+      case 5: add(random.chance(50) ? "flip_x" : "flip_y", {share()}); break;
+      case 6:
+        add("pad", {double(random.below(20)), double(random.below(20)), double(random.below(20)),
+                    double(random.below(20)), mode, fill[0], fill[1], fill[2]});
+        break;
+      case 7: add("gray", {}); break;
+      default: add("random_gray", {share()});
+    }
+  }
+  plan.conversion.channels = random.chance(80) ? 3 : 1;
+  float table[3][256];
+  uint16_t bits[3][256];
+  const float mean[3] = {0.485f, 0.456f, 0.406f}, std[3] = {0.229f, 0.224f, 0.225f};
+  for (int c = 0; c < 3; c++)
+    for (int x = 0; x < 256; x++) {
+      table[c][x] = (float(x) / 255.0f - mean[c]) / std[c];
+      bits[c][x] = uint16_t(x * 7 + c);
+    }
+  switch (random.below(3)) {
+    case 0: plan.conversion.format = PixelFormat::u8_chw; break;
+    case 1:
+      plan.conversion.format = PixelFormat::f32_chw;
+      set_table(plan.conversion, &table[0][0], random.chance(70) ? mean : nullptr, std);
+      break;
+    default: plan.conversion.format = PixelFormat::u16_chw; set_table(plan.conversion, &bits[0][0]);
+  }
+  return plan;
+}
+
+// A whole sample: levels agree on status and bytes, and nothing is written outside of its place.
+void check_sample(const uint8_t* data, size_t size, Random& random) {
+  static const bool published = (publish_exponentials(-kLogRatio, kLogRatio), true);
+  static std::vector<std::unique_ptr<Executor>> executors = [] {
+    std::vector<std::unique_ptr<Executor>> all;
+    for (int level = 0; level <= int(detected_level()); level++)
+      all.push_back(std::make_unique<Executor>(SimdLevel(level)));
+    return all;
+  }();
+  STOKER_CHECK(published);
+  jpeg::Limits limits;
+  limits.max_pixels = int64_t{1} << 18;
+  int height = 0, width = 0;
+  if (executors[0]->size(limits, data, size, height, width) != Status::ok) return;
+  const Plan plan = random_plan(random);
+  const uint32_t key = uint32_t(random.next());
+  Generator generator;
+  generator.seed(key);
+  Steps steps;
+  if (resolve(plan, width, height, generator, steps) != Status::ok) return;
+  if (int64_t{steps.width} * steps.height > int64_t{1} << 18) return;
+  const size_t item = plan.conversion.format == PixelFormat::f32_chw   ? 4
+                      : plan.conversion.format == PixelFormat::u16_chw ? 2
+                                                                       : 1;
+  const size_t bytes =
+      item * size_t(plan.conversion.channels) * size_t(steps.width) * size_t(steps.height);
+  constexpr size_t kGuard = 64;
+  std::vector<std::vector<uint8_t>> results;
+  Status first = Status::ok;
+  for (auto& executor : executors) {
+    std::vector<uint8_t> memory(bytes + 2 * kGuard, 0xA5);
+    const Status status = executor->run_encoded(plan, limits, data, size, key, steps.height,
+                                                steps.width, memory.data() + kGuard);
+    for (size_t i = 0; i < kGuard; i++)
+      STOKER_CHECK(memory[i] == 0xA5 && memory[memory.size() - 1 - i] == 0xA5);
+    if (results.empty()) first = status;
+    STOKER_CHECK(status == first);
+    results.push_back(std::move(memory));
+    if (status == Status::ok) STOKER_CHECK(results.back() == results.front());
+  }
+}
+
 struct Target {
   const char* name;
   void (*run)(const uint8_t* data, size_t size, Random& random);
@@ -254,6 +364,7 @@ struct Target {
 
 constexpr Target kTargets[] = {
     {"decoder", check_decoder},
+    {"sample", check_sample},
 };
 
 // ---- the run
@@ -273,7 +384,7 @@ constexpr char kHelp[] =
     "  --seconds S     stop after S seconds even if iterations are left (no limit)\n"
     "  --seed N        another N gives other inputs (1)\n"
     "  --first N       number of the first iteration, to repeat one (0)\n"
-    "  --target NAME   only this target: decoder\n"
+    "  --target NAME   only this target: decoder or sample\n"
     "  --help          this text\n";
 
 bool parse_options(int argc, char** argv, Options& options) {

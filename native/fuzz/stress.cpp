@@ -1,8 +1,9 @@
-// Many sessions, batches, cancellations and declined samples at once. Meant to be built with the thread sanitizer:
-//   cmake -S . -B build-tsan -DSTOKER_BUILD_TOOLS=ON -DSTOKER_SANITIZE=thread && cmake --build build-tsan
-//   build-tsan/stoker_stress [seconds]
-// Checks besides races: every sample is finished once, equal samples give equal bytes whoever runs them, and cancel()
-// returns only when nobody writes any more.
+// Many sessions, batches, cancellations and declined samples at once. Meant to be built with the
+// thread sanitizer:
+//   cmake -S . -B build-tsan -DSTOKER_BUILD_TOOLS=ON -DSTOKER_SANITIZE=thread && cmake --build
+//   build-tsan build-tsan/stoker_stress [seconds]
+// Checks besides races: every sample is finished once, equal samples give equal bytes whoever runs
+// them, and cancel() returns only when nobody writes any more.
 #include <unistd.h>
 
 #include <chrono>
@@ -42,8 +43,10 @@ class Folder {
     for (size_t i = 0; i < seeds.size(); i++) {
       const std::string name = std::to_string(i);
       std::ofstream out(path_ / name, std::ios::binary);
-      if (i % 5 == 4) out << "not an image";
-      else out.write(reinterpret_cast<const char*>(seeds[i].data()), std::streamsize(seeds[i].size()));
+      if (i % 5 == 4)
+        out << "not an image";
+      else
+        out.write(reinterpret_cast<const char*>(seeds[i].data()), std::streamsize(seeds[i].size()));
       names_ += name;
       offsets_.push_back(names_.size());
     }
@@ -80,7 +83,8 @@ void consume(Pool& pool, const Plan& plan, const Files& files, uint64_t seed,
         if (declined->sample % 2 == 0)
           pool.finish_failed(*session, *declined->batch, declined->sample, Status::fallback_failed);
         else
-          pool.finish_pixels(*session, *declined->batch, declined->sample, pixels.data(), 150, 40, 50);
+          pool.finish_pixels(*session, *declined->batch, declined->sample, pixels.data(), 150, 40,
+                             50);
       }
     });
     std::vector<std::vector<uint8_t>> memory(6, std::vector<uint8_t>(kBatch * kSampleBytes));
