@@ -17,7 +17,9 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     for _ in range(3):
         a, b, c = rng.uniform(-1, 1, 3)
         plane = 127 + 90 * np.sin(a * x / 17 + b * y / 23 + c)
-        plane[(x - width / 2) ** 2 + (y - height / 3) ** 2 < (min(width, height) / 4) ** 2] += 60 * b
+        plane[(x - width / 2) ** 2 + (y - height / 3) ** 2 < (min(width, height) / 4) ** 2] += (
+            60 * b
+        )
         planes.append(plane + rng.normal(0, 6, plane.shape))
     return Image.fromarray(np.clip(np.stack(planes, -1), 0, 255).astype(np.uint8))
 

@@ -113,7 +113,10 @@ def test_randomness_torch_gives_torchs_batches(folder: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(folder, TRAIN)
     for workers in (0, 2):
         results = []
-        for kind, more in ((torch.utils.data.DataLoader, {}), (stoker.DataLoader, {"randomness": "torch"})):
+        for kind, more in (
+            (torch.utils.data.DataLoader, {}),
+            (stoker.DataLoader, {"randomness": "torch"}),
+        ):
             torch.manual_seed(4)
             results.append(collected(kind(dataset, 8, shuffle=True, num_workers=workers, **more)))
         assert torch.equal(results[0][0], results[1][0])
@@ -192,7 +195,9 @@ def test_persistent_epochs_prepare_the_next_one_and_drop_it_when_it_does_not_fit
     assert torch.equal(collected(loader)[0], epochs[3])
     dataset.transform = VAL
     images = collected(loader)[0]
-    assert torch.equal(images[0], dataset[loader.dataset.samples.index(dataset.samples[0])][0]) or True
+    assert (
+        torch.equal(images[0], dataset[loader.dataset.samples.index(dataset.samples[0])][0]) or True
+    )
     expected = stoker.DataLoader(dataset, 8, shuffle=True, num_workers=1, seed=0)
     expected.set_epoch(4)
     assert torch.equal(images, collected(expected)[0])
@@ -210,7 +215,9 @@ def test_changes_to_the_dataset_are_honoured(folder: Path) -> None:
 
 def test_subset_and_concatenation(folder: Path) -> None:
     whole = torchvision.datasets.ImageFolder(folder, TRAIN)
-    dataset = ConcatDataset([Subset(whole, [5, 3, 9]), whole, Subset(Subset(whole, range(10)), [7])])
+    dataset = ConcatDataset(
+        [Subset(whole, [5, 3, 9]), whole, Subset(Subset(whole, range(10)), [7])]
+    )
     loader = stoker.DataLoader(dataset, 4, num_workers=2, seed=1)
     assert tier(loader) == "lowered"
     images, labels = collected(loader)
@@ -381,7 +388,9 @@ def damaged(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("given", [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 1, "tier": "stock"}])
+@pytest.mark.parametrize(
+    "given", [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 1, "tier": "stock"}]
+)
 def test_raise_names_the_file_and_the_loader_goes_on(damaged: Path, given: Any) -> None:
     dataset = stoker.ImageFolder(damaged, TRAIN)
     loader = stoker.DataLoader(dataset, 1, seed=0, **given)
@@ -403,7 +412,9 @@ def test_raise_names_the_file_and_the_loader_goes_on(damaged: Path, given: Any) 
             list(loader)
 
 
-@pytest.mark.parametrize("given", [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 2, "tier": "stock"}])
+@pytest.mark.parametrize(
+    "given", [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 2, "tier": "stock"}]
+)
 def test_skip_puts_the_next_good_sample_there(damaged: Path, tmp_path: Path, given: Any) -> None:
     dataset = stoker.ImageFolder(damaged, TRAIN)
     loader = stoker.DataLoader(dataset, 4, shuffle=True, seed=3, on_error="skip", **given)
@@ -611,7 +622,14 @@ def test_explain_names_what_matters(folder: Path) -> None:
         worker_init_fn=lambda worker: None,
     )
     text = str(loader.explain())
-    for word in ("lowered", "RandomResizedCrop", "40 samples", "3 batches", "MiB", "worker_init_fn"):
+    for word in (
+        "lowered",
+        "RandomResizedCrop",
+        "40 samples",
+        "3 batches",
+        "MiB",
+        "worker_init_fn",
+    ):
         assert word in text, text
 
 

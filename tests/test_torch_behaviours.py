@@ -303,7 +303,9 @@ def test_attributes_that_are_fixed(loader: Any) -> None:
 
 
 def test_datasets_in_datasets(loader: Any) -> None:
-    dataset = ConcatDataset([Subset(Squares(), [3, 4]), TensorDataset(torch.zeros(2, 2), torch.ones(2))])
+    dataset = ConcatDataset(
+        [Subset(Squares(), [3, 4]), TensorDataset(torch.zeros(2, 2), torch.ones(2))]
+    )
     assert sum(len(y) for _, y in loader(dataset, 3)) == 4
 
 

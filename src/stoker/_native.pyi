@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 def levels() -> list[str]: ...
 def allocations() -> int: ...
 def decode_jpeg(
-    data: bytes, region: tuple[int, int, int, int] | None = None, *, level: str, upright: bool = False
+    data: bytes,
+    region: tuple[int, int, int, int] | None = None,
+    *,
+    level: str,
+    upright: bool = False,
 ) -> tuple[str, NDArray[np.uint8] | None]: ...
 def resize(
     image: NDArray[np.uint8],

@@ -87,9 +87,7 @@ class Feed:
         pinned: bool,
     ) -> None:
         self.plan, self.rows, self.depth = plan, rows, depth if threads else 1
-        self.slots = Slots(
-            plan.tail.dtype, plan.tail.channels, keep=self.depth + 2, pinned=pinned
-        )
+        self.slots = Slots(plan.tail.dtype, plan.tail.channels, keep=self.depth + 2, pinned=pinned)
         self.session = Session(threads)
         self.fallback = Fallback(self.session, _decoder(rows.files))
         self._files = _native_files(rows.files)

@@ -159,6 +159,7 @@ class LoweredIterator:
             self.feed.blank(job, failure)
         elif not self.feed.repair(job, failure):
             raise error
+
     def _as_the_dataset_does(self, draw: Draw) -> Any:
         """The batch by the dataset's own code.
 

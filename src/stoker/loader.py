@@ -324,9 +324,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if ahead.feed is feed and ahead.batches == batches:
                 return ahead.resume(then, self._ahead)
             ahead.close()
-        policy = Policy(
-            self.on_error, self.bad_samples, self.timeout, self.dataset, self._blank()
-        )
+        policy = Policy(self.on_error, self.bad_samples, self.timeout, self.dataset, self._blank())
         return LoweredIterator(feed, batches, policy, then, self._ahead)
 
     def _blank(self) -> Callable[[int], Any] | None:
