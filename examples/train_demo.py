@@ -52,7 +52,7 @@ def network(classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
-def train(loader: stoker.DataLoader, model: nn.Module, epochs: int) -> None:
+def train(loader: stoker.DataLoader[Any], model: nn.Module, epochs: int) -> None:
     """Trains with AdamW, and prints loss, accuracy and images/s of every epoch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(epochs):

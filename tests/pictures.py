@@ -1,4 +1,4 @@
-"""Small pictures for tests, made on the spot: smooth colours with edges and noise, in any format Pillow writes."""
+"""Small pictures for tests, made on the spot: colours, edges and noise, in any format."""
 
 from __future__ import annotations
 

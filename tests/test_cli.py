@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ def test_parity_fails_where_something_differs(
     """The check can fail: a loader that adds one to every tensor is found out."""
     iterate = stoker.DataLoader.__iter__
 
-    def altered(self: stoker.DataLoader) -> object:
+    def altered(self: stoker.DataLoader[Any]) -> object:
         return ([images + 1, labels] for images, labels in iterate(self))
 
     monkeypatch.setattr(stoker.DataLoader, "__iter__", altered)

@@ -67,7 +67,7 @@ def test_types(dtype: str) -> None:
 
 
 class FakeHostAllocator:
-    """torch's caching host allocator as its documentation describes it, with copies that end when told.
+    """torch's caching host allocator as it is documented, with copies that end when told.
 
     A block is free again when its tensor has died and every copy that reads it has ended.
     """

@@ -1,4 +1,4 @@
-"""What torch documents of its DataLoader, asked of both loaders, with keyed and with torch's randomness."""
+"""What torch documents of its DataLoader, asked of both loaders and both kinds of randomness."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from collections import namedtuple
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -127,7 +127,9 @@ def test_distributed_sampler_with_set_epoch(loader: Any) -> None:
     def ranks(epoch: int) -> list[list[int]]:
         seen = []
         for rank in range(2):
-            sampler = DistributedSampler(Squares(), 2, rank, shuffle=True, seed=1)
+            sampler: DistributedSampler[Any] = DistributedSampler(
+                Squares(), 2, rank, shuffle=True, seed=1
+            )
             subject = loader(Squares(), 5, sampler=sampler)
             sampler.set_epoch(epoch)
             seen.append(torch.cat([y for _, y in subject]).tolist())
@@ -195,7 +197,7 @@ class Who(Squares):
 def _start(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
-    info.dataset.started = worker
+    cast(Who, info.dataset).started = worker
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
@@ -269,7 +271,7 @@ def test_iterable_datasets(loader: Any, workers: int) -> None:
     subject = loader(Stream(), 3, num_workers=workers)
     assert sorted(torch.cat(list(subject)).tolist()) == list(range(10)) and len(subject) == 4
     for wrong in ({"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="IterableDataset"):
             loader(Stream(), **wrong)
 
 
@@ -291,19 +293,19 @@ def test_iterable_datasets(loader: Any, workers: int) -> None:
     ids=str,
 )
 def test_refused_arguments(loader: Any, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"option|batch_size|multiprocessing"):
         loader(Squares(), **wrong)
 
 
 def test_attributes_that_are_fixed(loader: Any) -> None:
     subject = loader(Squares(), 4)
     for name in ("batch_size", "sampler", "batch_sampler", "drop_last", "dataset"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=name):
             setattr(subject, name, None)
 
 
 def test_datasets_in_datasets(loader: Any) -> None:
-    dataset = ConcatDataset(
+    dataset: Any = ConcatDataset(
         [Subset(Squares(), [3, 4]), TensorDataset(torch.zeros(2, 2), torch.ones(2))]
     )
     assert sum(len(y) for _, y in loader(dataset, 3)) == 4

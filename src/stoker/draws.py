@@ -1,4 +1,4 @@
-"""The samples of one batch with the seeds of their generators: what every tier is told, in any process."""
+"""The samples of one batch and the seeds of their generators: what every tier is told."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Draw:
         return order.collate_key(self.seed, self.epoch, self.position)
 
     def after(self, place: int, k: int) -> tuple[int, int] | None:
-        """Index and draw of the sample k positions after ``place``; from the start again at the end.
+        """Index and draw of the sample k positions after ``place``; after the last comes the first.
 
-        A foreign sampler isn't asked ahead of time: there, only this batch is looked at, and None says
-        that it has no more.
+        A foreign sampler isn't asked ahead of time: there, only this batch is looked at, and None
+        says that it has no more.
         """
         if self.order is not None:
             position = (self.position + place + k) % self.order.samples

@@ -1,10 +1,10 @@
 """The only importer of the native core: plans, the process's thread pool, batches in flight.
 
 Note [One pool per process]
-    All loaders share one native thread pool; each has a session on it that says how many threads may
-    serve it. The threads stop when the last session closes. A forked child cannot use its parent's
-    threads: the pool is abandoned there (its locks may be held for ever) and a new one is made when
-    a loader asks.
+    All loaders share one native thread pool; each has a session on it that says how many threads
+    may serve it. The threads stop when the last session closes. A forked child cannot use its
+    parent's threads: the pool is abandoned there (its locks may be held for ever) and a new one is
+    made when a loader asks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class Failure:
-    """A sample of a batch that is not ok: its place in the batch, the native status and its detail."""
+    """A sample that is not ok: its place in the batch, the native status and its detail."""
 
     place: int
     status: str
@@ -83,6 +83,7 @@ class Failure:
 
     @property
     def reason(self) -> str:
+        """What is wrong, in words."""
         text = STATUS_REASONS[self.status]
         if self.status in ("open_failed", "read_failed") and self.detail:
             return f"{text}: {os.strerror(self.detail)}"
@@ -90,7 +91,7 @@ class Failure:
 
 
 class Batch:
-    """One batch in flight. Its memory must not be looked at before ``Session.wait`` returns True."""
+    """One batch in flight. Its memory is not to be looked at before ``Session.wait`` is True."""
 
     __slots__ = ("memory", "native", "rows")
 
@@ -137,9 +138,13 @@ class Session:
         memory: NDArray[np.uint8],
         size: tuple[int, int],
     ) -> Batch:
-        """Starts a batch: row ``rows[i]`` of ``files`` under ``keys[i]`` goes to place i of ``memory``.
+        """Starts a batch: row ``rows[i]`` under ``keys[i]`` goes to place i of ``memory``.
 
         Args:
+            plan: what to do to each sample.
+            files: where they are.
+            rows: which of the files, shape (batch,).
+            keys: the seeds of their generators, shape (batch,).
             memory: writable bytes, at least ``len(rows) * channels * height * width`` elements.
             size: (height, width) of the result.
         """
@@ -155,7 +160,7 @@ class Session:
         return batch
 
     def wait(self, batch: Batch, seconds: float, watch: bool) -> bool:
-        """True when ``batch`` is finished; with ``watch`` returns early when a declined sample waits."""
+        """True when ``batch`` is finished; ``watch`` returns early when a declined sample waits."""
         done: bool = self._pool.wait(self._native, batch.native, seconds, watch)
         if done:
             self._live.discard(batch)
@@ -166,14 +171,14 @@ class Session:
         return bool(self._pool.declines(self._native))
 
     def take_declined(self, seconds: float) -> tuple[_native.Batch, int, int] | None:
-        """The next sample that the native decoder declined: batch, place, row; None after a while."""
+        """The next sample that was declined: batch, place, row; None after ``seconds``."""
         taken: tuple[_native.Batch, int, int] | None = self._pool.take_declined(
             self._native, seconds
         )
         return taken
 
     def finish_pixels(self, batch: _native.Batch, place: int, pixels: NDArray[np.uint8]) -> None:
-        """Runs the plan on ``pixels``, uint8 of shape (height, width, 3), and finishes the sample."""
+        """Finishes a sample from its ``pixels``, uint8 of shape (height, width, 3)."""
         self._pool.finish_pixels(self._native, batch, place, pixels)
 
     def finish_failed(self, batch: _native.Batch, place: int) -> None:
@@ -181,7 +186,7 @@ class Session:
         self._pool.finish_failed(self._native, batch, place)
 
     def cancel(self, batches: Sequence[Batch]) -> None:
-        """Returns when nothing works on ``batches`` any more. Waits for samples at work, never for more."""
+        """Returns when nothing works on ``batches`` any more; waits for samples at work only."""
         for batch in batches:
             if batch in self._live:
                 self._live.discard(batch)
@@ -234,15 +239,15 @@ def run_encoded(plan: Plan, data: bytes, key: int, size: Size) -> tuple[str, NDA
         size: (height, width) that the plan gives for this image.
 
     Returns:
-        The status and, where it is "ok", the tensor of shape (channels, height, width); 16-bit floats
-        as uint16.
+        The status and, where it is "ok", the tensor of shape (channels, height, width); 16-bit
+        floats as uint16.
     """
     status, tensor = native_plan(plan).run_encoded(data, key, *size, level())
     return status, tensor
 
 
 def result_size(plan: Plan, size: Size, key: int) -> Size | None:
-    """(height, width) of the result for an image of ``size``; None where the plan cannot be applied."""
+    """(height, width) of the result for an image of ``size``; None where there is none."""
     status, steps, _ = _native.resolve(native_plan(plan), size[1], size[0], key)
     if status != "ok":
         return None

@@ -5,7 +5,7 @@
     |-- DecodeError(index, location, reason)     also an OSError: one sample cannot be decoded
     |-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
     `-- ResumeError(field, in_state, here)       a saved state belongs to something else
-    StokerWarning                                a UserWarning: something was done, but not as expected
+    StokerWarning                                a UserWarning: something was not as expected
 
 Wrong arguments raise ``ValueError`` or ``TypeError`` with the given and the allowed values.
 """

@@ -1,4 +1,4 @@
-"""Pillow decodes every image that the native decoder declines: its answer, or its error, is the truth.
+"""Pillow decodes what the native decoder declines: its answer, or its error, is the truth.
 
 Note [Declined samples]
     Native threads put what they decline into the session's queue. Python threads, as many as the
@@ -39,6 +39,7 @@ class Fallback:
 
     @property
     def started(self) -> bool:
+        """True once the threads run."""
         return bool(self._threads)
 
     def start(self) -> None:
@@ -56,14 +57,14 @@ class Fallback:
             self.serve_one(0.5)
 
     def serve_one(self, seconds: float) -> bool:
-        """Decodes one waiting sample on the calling thread; False when none came within ``seconds``."""
+        """Decodes one waiting sample on the calling thread; False if none came in ``seconds``."""
         taken = self._session.take_declined(seconds)
         if taken is None:
             return False
         batch, place, row = taken
         try:
             pixels = self.decode(row)
-        except Exception as error:  # a thread hands over: the consumer raises it
+        except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
             self._errors[id(batch), place] = error
             self._session.finish_failed(batch, place)
         else:

@@ -2,8 +2,8 @@
 
 Note [No feeder thread]
     The consumer's own thread submits: asking for a batch first submits the one that is `depth`
-    further on, then waits for its own. Index arithmetic for a batch takes some 0.2 ms; decoding runs
-    in native threads meanwhile. So nothing of Python runs beside the user's code.
+    further on, then waits for its own. Index arithmetic for a batch takes some 0.2 ms; decoding
+    runs in native threads meanwhile. So nothing of Python runs beside the user's code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ TRIES = 100
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that could not be decoded: index in its dataset, path, reason, and where it was asked for."""
+    """A sample that could not be decoded: index, path, reason, and where it was asked for."""
 
     index: int
     location: str
@@ -103,7 +104,7 @@ class Feed:
         )
 
     def submit(self, draw: Draw, size: Size | None = None) -> Job:
-        """Starts a batch; every image must come out in the ``size`` of the first, if none is given."""
+        """Starts a batch; if no ``size`` is given, all must come out in that of the first image."""
         rows, keys = self.rows.rows_of(draw.indices), draw.keys()
         size = size or self.plan.output_size or self._first_size(rows, keys)
         slot = self.slots.take(len(rows), size)
@@ -116,7 +117,7 @@ class Feed:
             image = image_size(self._files, row)
             try:
                 image = image or self.rows.files.size(row)
-            except Exception:  # a broken file: its own turn comes when it is decoded
+            except Exception:  # noqa: BLE001  a broken file: its turn comes when it is decoded
                 continue
             if size := result_size(self.plan, image, key):
                 return size
@@ -142,7 +143,7 @@ class Feed:
 
     def error(self, job: Job, failure: Failure) -> DecodeError:
         """The error of a failed sample, from Pillow's own where there is one."""
-        cause = self.fallback.error(job.batch, failure.place)
+        cause: BaseException | None = self.fallback.error(job.batch, failure.place)
         index = int(job.draw.indices[failure.place])
         if isinstance(cause, DecodeError):
             error, cause = self.decode_error(index, cause.reason), cause.__cause__
@@ -156,7 +157,7 @@ class Feed:
         return DecodeError(index, self.rows.location(index), reason)
 
     def repair(self, job: Job, failure: Failure) -> bool:
-        """Puts the first good sample that follows at the place of a failed one; False after `TRIES`."""
+        """Puts the next good sample at the place of a failed one; False after `TRIES`."""
         for k in range(1, TRIES + 1):
             after = job.draw.after(failure.place, k)
             if after is None:
@@ -196,7 +197,7 @@ class Feed:
 
 
 def _decoder(files: Files) -> Decode:
-    """Row to RGB pixels by Pillow. Holds the files, not the feed, which its threads would keep alive."""
+    """Row to RGB pixels by Pillow. Holds no feed: its threads would keep it alive."""
 
     def decode(row: int) -> NDArray[np.uint8]:
         return np.asarray(files.open(row))
@@ -204,7 +205,7 @@ def _decoder(files: Files) -> Decode:
     return decode
 
 
-def _native_files(files: Files) -> object:
+def _native_files(files: Files) -> Any:
     # Above its own limit Pillow warns or refuses, so it must see such files.
     limits = [limit for limit in (files.max_pixels, Image.MAX_IMAGE_PIXELS) if limit]
     return native_files(
@@ -220,7 +221,7 @@ def _native_files(files: Files) -> object:
 def _same(one: Rows, other: Rows) -> bool:
     """True where both name the same files in the same order with the same labels and limits."""
     a, b = one.files, other.files
-    arrays = [
+    arrays: list[tuple[Any, Any]] = [
         (a.names, b.names),
         (a.offsets, b.offsets),
         (one.labels, other.labels),

@@ -1,4 +1,4 @@
-"""How an epoch is walked: batches of samples drawn from the order, and the iterators a user's loop sees."""
+"""How an epoch is walked: its batches, and the iterators that a user's loop sees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.order import Order
 
 @dataclass(frozen=True)
 class OrderedBatches:
-    """The batches of one epoch of our own order: arithmetic, so any epoch can be walked ahead of time.
+    """The batches of one epoch of our own order: arithmetic, so any can be walked ahead of time.
 
     Args:
         batch_size: samples per batch.
@@ -163,8 +163,8 @@ class LoweredIterator:
     def _as_the_dataset_does(self, draw: Draw) -> Any:
         """The batch by the dataset's own code.
 
-        For batches with a sample that the plan cannot be applied to, such as an image smaller than the
-        crop, or with images of several sizes: what torchvision and torch do with them, or say of them.
+        For batches with a sample that the plan cannot be applied to, such as an image smaller than
+        the crop, or with images of several sizes: what torchvision and torch do, or say, then.
         """
         policy = self.policy
         keyed = KeyedDataset(policy.dataset, policy.on_error, policy.blank)
@@ -219,8 +219,8 @@ class KeyedIterator:
 def on_calling_thread(
     keyed: KeyedDataset, draws: Iterable[Draw], collate: Reporting, batched: bool, pin: bool
 ) -> Iterator[Any]:
-    """What torch's loader does with ``num_workers=0``; the caller's generators are left as they were."""
+    """What torch's loader does with ``num_workers=0``; the caller's generators stay as they are."""
     for draw in draws:
         with generators_kept():
             batch = collate(keyed.__getitems__(draw) if batched else keyed[draw])
-        yield to_page_locked(batch) if pin else batch
+        yield to_page_locked(batch) if pin else batch  # type: ignore[no-untyped-call] # torch's

@@ -1,10 +1,11 @@
 """Any map-style dataset on torch's own machinery, with our order and keyed seeds.
 
 Note [Keyed workers]
-    torch's workers are told what to fetch by whatever its batch sampler yields. Ours yields a `Draw`, and
-    `KeyedDataset`, which torch sees as the dataset, seeds the generators before each sample and before
-    the batch is collated. The user's dataset, collate_fn, worker_init_fn and get_worker_info() see
-    nothing of it.
+    torch's workers are told what to fetch by whatever its batch sampler yields. Ours yields a
+    `Draw`, and `KeyedDataset`, which torch sees as the dataset, seeds the generators before each
+    sample and before the batch is collated. The user's dataset, collate_fn, worker_init_fn and
+    get_worker_info() see nothing of it. A dataset with a ``__getitems__`` of its own is asked for
+    the whole batch, under the key of its first sample.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, get_worker_info
 
 from stoker import order
 from stoker.draws import Draw, seed_generators
@@ -50,12 +51,19 @@ class KeyedDataset(Dataset[Any]):
     def __getitems__(self, draw: Draw) -> list[Any]:
         """The samples of a batch; leaves the generators seeded for collating it."""
         keys = draw.keys()
+        # A Subset only hands on to its dataset, so there each sample can have its own key.
+        bulk = type(self.dataset) is not Subset and getattr(self.dataset, "__getitems__", None)
         try:
-            samples = [
-                self._sample(draw, place, int(index), int(keys[place]))
-                for place, index in enumerate(draw.indices)
-            ]
-        except DecodeError:
+            if bulk and self.on_error == "raise":
+                seed_generators(int(keys[0]))
+                samples: list[Any] = bulk(draw.indices.tolist())
+            else:
+                samples = [
+                    self._sample(draw, place, int(index), int(keys[place]))
+                    for place, index in enumerate(draw.indices)
+                ]
+        except DecodeError as error:
+            self.error = error
             return []
         seed_generators(draw.collate_key())
         return samples
@@ -64,7 +72,8 @@ class KeyedDataset(Dataset[Any]):
         """The one sample of a loader without batches."""
         try:
             return self._sample(draw, 0, int(draw.indices[0]), int(draw.keys()[0]))
-        except DecodeError:
+        except DecodeError as error:
+            self.error = error
             return None
 
     def _sample(self, draw: Draw, place: int, index: int, key: int) -> Any:
@@ -72,10 +81,8 @@ class KeyedDataset(Dataset[Any]):
         self.index = index
         try:
             return self.dataset[index]
-        except Exception as error:
+        except Exception as error:  # whatever the user's code raises, the policy decides
             if self.on_error == "raise":
-                if isinstance(error, DecodeError):
-                    self.error = error
                 raise
             reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
             self.reports.append((index, draw.position + place, str(reason)))
@@ -94,7 +101,7 @@ class KeyedDataset(Dataset[Any]):
             seed_generators(int(order.keys(draw.seed, draw.epoch, indices, repeat)[0]))
             try:
                 return self.dataset[index]
-            except Exception as next_error:
+            except Exception as next_error:  # noqa: BLE001  the last one is raised
                 error = next_error
         raise error
 
@@ -110,6 +117,7 @@ class Reporting:
         self.collate, self.keyed = collate, keyed
 
     def __call__(self, samples: Any) -> tuple[list[Report] | DecodeError, Any]:
+        """(reports, batch), or (error, None)."""
         error, self.keyed.error = self.keyed.error, None
         if error is not None:
             return error, None
@@ -118,12 +126,17 @@ class Reporting:
 
 
 class WorkerInit:
-    """A worker_init_fn after which ``get_worker_info().dataset`` is the user's dataset."""
+    """A worker_init_fn after which ``get_worker_info().dataset`` is the user's dataset.
+
+    Args:
+        user: the user's, called with the worker's number.
+    """
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self.user = user
 
     def __call__(self, worker: int) -> None:
+        """Runs in the worker, before it fetches anything."""
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, KeyedDataset):
             object.__setattr__(info, "dataset", info.dataset.dataset)  # its own refuses

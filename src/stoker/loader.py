@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import (
@@ -46,12 +46,15 @@ def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Combines a dataset and a sampler, and yields batches: torch's ``DataLoader``, fed natively.
 
-    Arguments up to ``in_order`` are torch's, in torch's order. Where the dataset is a folder or label
-    file dataset and its transform consists of stock torchvision transforms, native threads read,
-    decode and transform into the batch's memory, and the tensors are bit for bit those of
+    Arguments up to ``in_order`` are torch's, in torch's order. Where the dataset is a folder or
+    label file dataset and its transform consists of stock torchvision transforms, native threads
+    read, decode and transform into the batch's memory, and the tensors are bit for bit those of
     ``dataset[index]``. Everything else runs on torch's own machinery; ``explain()`` says why.
 
     Args:
@@ -65,7 +68,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             same with any number of workers. "torch": exactly the batches that torch's loader gives
             for the same ``torch.manual_seed``; nothing runs natively.
         on_error: what becomes of a sample that cannot be decoded. "raise": ``DecodeError``. "skip":
-            the next good sample of the order takes its place. "blank": black pixels, the label stays.
+            the next good sample of the order takes its place. "blank": black pixels, the label
+            stays.
         tier: "stock" switches the native engine off.
         order: None: as ``shuffle`` says. "full" shuffles, "none" does not.
         strict: raise ``UnsupportedError`` where the native engine cannot be used.
@@ -77,7 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -107,10 +111,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         _choice("tier", tier, ("auto", "stock"))
         _choice("order", order, (None, "full", "none"))
         if order is not None and (sampler is not None or batch_sampler is not None):
-            raise ValueError("order is mutually exclusive with sampler and batch_sampler")
-        if order is not None and shuffle is not None and shuffle != (order == "full"):
-            raise ValueError(f"order={order!r} and shuffle={shuffle} contradict each other")
-        if order is not None:
+            # No error: frameworks rebuild a loader with its own arguments and a sampler of theirs.
+            if not isinstance(sampler, OrderedRandomSampler | OrderedSequentialSampler):
+                warnings.warn(
+                    f"order={order!r} has no effect: the given sampler decides",
+                    StokerWarning,
+                    stacklevel=2,
+                )
+        elif order is not None:
+            if shuffle is not None and shuffle != (order == "full"):
+                raise ValueError(f"order={order!r} and shuffle={shuffle} contradict each other")
             shuffle = order == "full"
         if num_workers == 0 and (prefetch_factor is not None or persistent_workers):
             warnings.warn(
@@ -128,9 +138,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         own = keyed and sampler is None and batch_sampler is None
         if own:
             kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
-            sampler = kind(dataset, seed=seed, generator=generator)
+            sampler = kind(cast(Sized, dataset), seed=seed, generator=generator)
         with warnings.catch_warnings():
-            # Our own warning below knows this rank and the cgroup's quota; torch's would come on top.
+            # Our own warning below knows this rank and the cgroup's quota; torch's does not.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             super().__init__(
                 dataset,
@@ -138,7 +148,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 None if own else shuffle,
                 sampler,
                 batch_sampler,
-                # Left out: 1 until the tier is known, so that torch refuses nothing that needs workers.
+                # Left out: 1 until the tier is known, so that torch refuses nothing that needs any.
                 1 if num_workers is None else num_workers,
                 collate_fn,
                 pin_memory,
@@ -172,8 +182,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._choose_workers()
         elif num_workers > machine.most_workers():
             warnings.warn(
-                f"num_workers={num_workers}: this process may use {machine.most_workers()} cores; more "
-                "workers than that take time from each other",
+                f"num_workers={num_workers}: this process may use {machine.most_workers()} cores; "
+                "more workers than that take time from each other",
                 StokerWarning,
                 stacklevel=2,
             )
@@ -220,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _sampler(self) -> Any:
-        """What decides the order: where a batch sampler is given, `sampler` is a dummy of torch's."""
+        """What decides the order; beside a given batch sampler, `sampler` is a dummy of torch's."""
         return getattr(self.batch_sampler, "sampler", self.sampler)
 
     @property
@@ -231,7 +241,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; without it each iteration is one further."""
         self._epoch = epoch
-        for sampler in (self._sampler, self.batch_sampler):
+        for sampler in (self._sampler, cast(Any, self.batch_sampler)):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         self._foreign_epoch = getattr(self._sampler, "epoch", None)
@@ -290,8 +300,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if refusal is not None and not self._warned and not asked_for:
             self._warned = True
             warnings.warn(
-                f"not run natively: {refusal.op}: {refusal.why} (instead: {refusal.instead}); torch's own "
-                "machinery serves this loader",
+                f"not run natively: {refusal.op}: {refusal.why} (instead: {refusal.instead}); "
+                "torch's own machinery serves this loader",
                 StokerWarning,
                 stacklevel=3,
             )
@@ -299,8 +309,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _pins(self) -> bool:
         if self.pin_memory and not accelerator_pins():
             warnings.warn(
-                "'pin_memory' argument is set as true but no accelerator is found, then device pinned "
-                "memory won't be used.",
+                "'pin_memory' argument is set as true but no accelerator is found, then device "
+                "pinned memory won't be used.",
                 stacklevel=4,
             )
             return False
@@ -360,7 +370,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return torch.utils.data.DataLoader(
             keyed,
             sampler=None if self._auto_collation else draws,
-            batch_sampler=draws if self._auto_collation else None,
+            batch_sampler=cast(Any, draws) if self._auto_collation else None,
             batch_size=1 if self._auto_collation else None,
             num_workers=self.num_workers,
             collate_fn=Reporting(self.collate_fn, keyed),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def _quota_v2(text: str) -> float | None:
-    quota, period = (text.split() + ["100000"])[:2]
+    quota, period = [*text.split(), "100000"][:2]
     return None if quota == "max" else int(quota) / int(period)
 
 
@@ -29,7 +29,7 @@ def _cgroup_cores(proc: Path, cgroups: Path) -> float | None:
                 base = cgroups / "cpu"
         else:
             continue
-        # In a container the path is the host's and may not exist: the mount point then is the cgroup itself.
+        # In a container the path is the host's and may not exist: there the mount is the cgroup.
         inside = base / path.lstrip("/")
         for folder in [inside, *inside.parents]:
             try:
@@ -51,7 +51,7 @@ def _cgroup_cores(proc: Path, cgroups: Path) -> float | None:
 
 
 def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Cores that this process may use: the affinity mask and the cgroup's CPU quota are respected."""
+    """Cores that this process may use, by its affinity mask and its cgroup's CPU quota."""
     if hasattr(os, "sched_getaffinity"):
         cores: float = len(os.sched_getaffinity(0))
     else:
@@ -67,7 +67,7 @@ def local_world_size() -> int:
 
 
 def default_threads() -> int:
-    """Native threads where ``num_workers`` is left out: three quarters of this rank's cores, at least 1."""
+    """Native threads where ``num_workers`` is left out: 3/4 of this rank's cores, at least 1."""
     return max(1, floor(0.75 * usable_cores() / local_world_size()))
 
 

@@ -54,7 +54,7 @@ def _aligned(size: int) -> NDArray[np.uint8]:
 
 @dataclass
 class Slot:
-    """Memory of one batch: ``memory`` is its bytes, ``images`` the tensor that will be handed out."""
+    """Memory of one batch: its bytes, and the tensor of them that will be handed out."""
 
     memory: NDArray[np.uint8]
     images: torch.Tensor

@@ -230,7 +230,7 @@ def _leaves(value: object) -> Iterator[torch.Tensor]:
 
 
 def _compare(
-    loader: stoker.DataLoader, op: str, rounds: int, advance: Callable[[int], None]
+    loader: stoker.DataLoader[Any], op: str, rounds: int, advance: Callable[[int], None]
 ) -> Row:
     row = Row(op, "")
     total, values = 0.0, 0

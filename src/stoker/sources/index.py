@@ -126,7 +126,7 @@ class Files:
             raise DecodeError(row if index is None else index, path, reason) from error
 
     def size(self, row: int) -> tuple[int, int]:
-        """(height, width) that ``open(row)`` will have, from the header alone; raises what Pillow raises."""
+        """(height, width) of ``open(row)``, from the header alone; raises what Pillow raises."""
         with Image.open(self.path(row)) as image:
             turned = self.upright and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
             return image.size if turned else (image.height, image.width)
