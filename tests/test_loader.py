@@ -339,6 +339,16 @@ def test_strict_refuses_by_name(folder: Path) -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:not run natively")
+def test_without_fast_kernels_torch_serves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = torchvision.datasets.ImageFolder(folder, TRAIN)
+    native = collected(stoker.DataLoader(dataset, 8, num_workers=1, seed=4))
+    monkeypatch.setattr("stoker.tiers.level", lambda: "scalar")
+    loader = stoker.DataLoader(dataset, 8, seed=4)
+    assert loader.num_workers == 0 and loader.explain().op == "processor"
+    assert torch.equal(collected(loader)[0], native[0])
+
+
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [

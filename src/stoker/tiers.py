@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from stoker.engine import level
 from stoker.lower import Refusal, lower_transform, prove
 from stoker.plan import Plan
 from stoker.sources.dataset import Rows, read
@@ -25,6 +26,9 @@ class Lowered:
 
 def lower(dataset: Any) -> Lowered | Refusal:
     """The proven plan of ``dataset`` as it is now, or the first thing that prevents one."""
+    if level() == "scalar":
+        # The scalar kernels are the reference: a fraction of the speed of Pillow's own.
+        return Refusal("processor", "there are no fast kernels for it", "use x86-64 with AVX2")
     rows = read(dataset)
     if isinstance(rows, Refusal):
         return rows
