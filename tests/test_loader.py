@@ -103,9 +103,11 @@ def test_threads_batch_size_and_prefetch_change_nothing(folder: Path) -> None:
 def test_every_index_once_per_epoch_and_orders_differ(folder: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(folder, VAL)
     loader = stoker.DataLoader(dataset, 7, shuffle=True, num_workers=1, seed=1)
-    orders = [list(loader.sampler)]
-    collected(loader)
-    orders.append(list(loader.sampler))
+    orders = []
+    for _ in range(2):
+        _, labels = collected(loader)
+        orders.append(list(loader.sampler))  # that of the epoch that the loader is in
+        assert labels.tolist() == [dataset.targets[i] for i in orders[-1]]
     assert orders[0] != orders[1]
     assert all(sorted(order) == list(range(len(dataset))) for order in orders)
 
@@ -260,6 +262,26 @@ def test_samplers_are_recognised_when_handed_back(folder: Path) -> None:
         assert torch.equal(collected(rebuilt)[0], expected[0])
     plain = stoker.DataLoader(dataset, 8, num_workers=1)
     assert isinstance(plain.sampler, torch.utils.data.SequentialSampler)
+
+
+class Pairs(BatchSampler):
+    """A user's own batch sampler."""
+
+
+def test_the_loaders_epoch_is_the_samplers_whoever_batches() -> None:
+    dataset = UsersDataset()
+    given: list[dict[str, Any]] = [{"batch_size": 2}, {"batch_size": None}]
+    for epoch in range(2):
+        seen = []
+        for options in given:
+            loader = stoker.DataLoader(dataset, shuffle=True, seed=6, tier="stock", **options)
+            loader.set_epoch(epoch)
+            seen.append(torch.cat([torch.as_tensor(y).reshape(-1) for _, y in loader]).tolist())
+        sampler = stoker.DataLoader(dataset, shuffle=True, seed=6).sampler
+        loader = stoker.DataLoader(dataset, batch_sampler=Pairs(sampler, 2, False), tier="stock")
+        loader.set_epoch(epoch)
+        seen.append(torch.cat([y for _, y in loader]).tolist())
+        assert seen[0] == seen[1] == seen[2] == list(sampler)
 
 
 class TransformOfTheUser:

@@ -250,9 +250,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """The epoch that starts now."""
         own = self._own_sampler
         if own is not None:
-            epoch = int(own.epoch)
-            own.set_epoch(epoch + 1)
-            return epoch
+            return own.begin_epoch()
         # A DistributedSampler that the user has told its epoch knows better than our count.
         told = getattr(self._sampler, "epoch", None)
         if isinstance(told, int) and told != self._foreign_epoch:
@@ -262,6 +260,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _batches(self, epoch: int) -> Batches:
         own = self._own_sampler
+        if own is not None and self.batch_sampler is None:
+            return OrderedBatches(own.order, epoch, 1, drop_last=False)
         if own is not None and type(self.batch_sampler) is BatchSampler:
             return OrderedBatches(
                 own.order, epoch, self.batch_sampler.batch_size, self.batch_sampler.drop_last

@@ -2,8 +2,8 @@
 
 A framework that finds one in ``loader.sampler`` sees a ``RandomSampler`` or ``SequentialSampler``,
 may iterate it, wrap it, pickle it or pass it to another loader. Iterating does not advance the
-epoch: the loader does, or whoever calls ``set_epoch``; until then every iteration gives the same
-order.
+epoch: a loader calls ``begin_epoch`` at each of its iterations, anyone else ``set_epoch``; until
+then every iteration gives the same order.
 """
 
 from __future__ import annotations
@@ -29,16 +29,35 @@ def _blocks(order: Order, epoch: int) -> Iterator[int]:
         yield from order.indices(epoch, start, min(start + _BLOCK, order.samples)).tolist()
 
 
-class OrderedRandomSampler(RandomSampler):
+class _Epoch:
+    """Which epoch a sampler is in.
+
+    Attributes:
+        epoch: what an iteration yields.
+    """
+
+    epoch = 0
+    _told = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch an iteration yields from now on."""
+        self.epoch, self._told = epoch, True
+
+    def begin_epoch(self) -> int:
+        """The epoch that was set, once; then the one after the last."""
+        if not self._told:
+            self.epoch += 1
+        self._told = False
+        return self.epoch
+
+
+class OrderedRandomSampler(_Epoch, RandomSampler):
     """Yields each index once per epoch, shuffled by ``Order``.
 
     Args:
         data_source: what is sampled; its length is asked anew for each epoch.
         seed: of the order; None draws it from ``generator`` when it is first needed.
         generator: as torch's RandomSampler has it; used for the seed and for nothing else.
-
-    Attributes:
-        epoch: which epoch an iteration yields.
     """
 
     def __init__(
@@ -49,7 +68,6 @@ class OrderedRandomSampler(RandomSampler):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(data_source, generator=generator)
-        self.epoch = 0
         self._seed = seed
 
     @property
@@ -64,24 +82,17 @@ class OrderedRandomSampler(RandomSampler):
         """What an iteration yields, epoch by epoch."""
         return Order(len(self.data_source), self.seed, True)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Says which epoch an iteration yields from now on."""
-        self.epoch = epoch
-
     def __iter__(self) -> Iterator[int]:
         return _blocks(self.order, self.epoch)
 
 
-class OrderedSequentialSampler(SequentialSampler):
+class OrderedSequentialSampler(_Epoch, SequentialSampler):
     """Yields the indices as they are; the seed is that of the samples' keys.
 
     Args:
         data_source: what is sampled; its length is asked anew for each epoch.
         seed: of the keys; None draws it from ``generator`` when it is first needed.
         generator: where the seed comes from; None for torch's default one.
-
-    Attributes:
-        epoch: which epoch an iteration is; the indices are the same in all.
     """
 
     def __init__(
@@ -93,7 +104,6 @@ class OrderedSequentialSampler(SequentialSampler):
     ) -> None:
         super().__init__(data_source)
         self.generator = generator
-        self.epoch = 0
         self._seed = seed
 
     @property
@@ -107,10 +117,6 @@ class OrderedSequentialSampler(SequentialSampler):
     def order(self) -> Order:
         """What an iteration yields, epoch by epoch."""
         return Order(len(self.data_source), self.seed, False)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Says which epoch an iteration is from now on."""
-        self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self.data_source)))
