@@ -180,8 +180,9 @@ class Feed:
             image[channel].fill_(value)
 
     def labels(self, draw: Draw) -> torch.Tensor:
-        """int64 of shape (batch,)."""
-        return torch.from_numpy(self.rows.labels[draw.indices])
+        """int64 of shape (batch,), page-locked where the images are."""
+        labels = torch.from_numpy(self.rows.labels[draw.indices])
+        return labels.pin_memory() if self.slots.pinned else labels
 
     def cancel(self, jobs: deque[Job]) -> None:
         """Throws batches away; returns when nothing writes to their memory any more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import default_collate
-from torch.utils.data._utils.pin_memory import pin_memory as to_page_locked
+from torch.utils.data._utils import pin_memory
 
 from stoker.draws import Draw, generators_kept
 from stoker.engine import Failure
@@ -180,7 +180,7 @@ class LoweredIterator:
         for index, position, reason in reports:
             location = self.feed.rows.location(index)
             policy.bad_samples.report(BadSample(index, location, reason, draw.epoch, position))
-        return batch
+        return _page_locked(batch) if self.feed.slots.pinned else batch
 
     def close(self) -> None:
         """Throws away what is in flight. Idempotent."""
@@ -216,6 +216,10 @@ class KeyedIterator:
         return batch
 
 
+def _page_locked(batch: Any) -> Any:
+    return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call] # torch's own
+
+
 def on_calling_thread(
     keyed: KeyedDataset, draws: Iterable[Draw], collate: Reporting, batched: bool, pin: bool
 ) -> Iterator[Any]:
@@ -223,4 +227,4 @@ def on_calling_thread(
     for draw in draws:
         with generators_kept():
             batch = collate(keyed.__getitems__(draw) if batched else keyed[draw])
-        yield to_page_locked(batch) if pin else batch  # type: ignore[no-untyped-call] # torch's
+        yield _page_locked(batch) if pin else batch
