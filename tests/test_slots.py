@@ -28,6 +28,13 @@ def test_memory_returns_when_the_last_view_died() -> None:
     assert again.shape == (3, 3, 5, 6)
 
 
+def test_whoever_still_writes_keeps_memory_too() -> None:
+    slots = Slots("float32", 3, keep=1)
+    memory = slots.take(4, (5, 6)).memory  # as native threads have it when an iterator is dropped
+    gc.collect()
+    assert not np.shares_memory(memory, slots.take(4, (5, 6)).memory)
+
+
 def test_a_numpy_view_keeps_memory_too() -> None:
     slots = Slots("uint8", 1, keep=1)
     array = slots.take(1, (2, 2)).images.numpy()

@@ -54,7 +54,10 @@ def _aligned(size: int) -> NDArray[np.uint8]:
 
 @dataclass
 class Slot:
-    """Memory of one batch: its bytes, and the tensor of them that will be handed out."""
+    """Memory of one batch: its bytes, and the tensor of them that will be handed out.
+
+    Either keeps the memory from being used again.
+    """
 
     memory: NDArray[np.uint8]
     images: torch.Tensor
@@ -106,4 +109,5 @@ class Slots:
         images = torch.from_numpy(lease)
         if images.dtype != self._torch:
             images = images.view(self._torch)
-        return Slot(memory, images)
+        # A view of the tensor: whoever writes there keeps the lease.
+        return Slot(images.view(torch.uint8).reshape(-1).numpy(), images)
