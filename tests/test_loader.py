@@ -204,6 +204,14 @@ def test_persistent_epochs_prepare_the_next_one_and_drop_it_when_it_does_not_fit
     assert torch.equal(images, collected(expected)[0])
 
 
+def test_asking_an_exhausted_iterator_again_prepares_nothing_more(folder: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(folder, TRAIN)
+    loader = stoker.DataLoader(dataset, 8, num_workers=1, seed=0, persistent_workers=True)
+    iterator = iter(loader)
+    list(iterator)
+    assert next(iterator, None) is None and len(loader._ahead) == 1
+
+
 def test_changes_to_the_dataset_are_honoured(folder: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(folder, VAL)
     loader = stoker.DataLoader(dataset, 8, num_workers=1, seed=0)

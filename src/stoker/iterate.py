@@ -135,7 +135,7 @@ class LoweredIterator:
     def __next__(self) -> Any:
         self._start(self.feed.depth)
         if not self._jobs:
-            self._next = None  # it belongs to the loader now
+            self._next = self._then = None  # it belongs to the loader now, and is made once
             raise StopIteration
         job = self._jobs[0]
         failures = self.feed.finish(job, self.policy.timeout)
