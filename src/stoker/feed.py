@@ -91,15 +91,24 @@ class Feed:
         self.slots = Slots(plan.tail.dtype, plan.tail.channels, keep=self.depth + 2, pinned=pinned)
         self.session = Session(threads)
         self.fallback = Fallback(self.session, _decoder(rows.files))
-        self._files = _native_files(rows.files)
+        self._most_pixels = _most_pixels(files := rows.files)
+        self._files = native_files(
+            files.root,
+            files.names,
+            files.offsets,
+            files.max_bytes,
+            self._most_pixels,
+            files.upright,
+        )
         self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
 
     def fits(self, plan: Plan, rows: Rows, threads: int) -> bool:
-        """True where this feed can serve on: same plan, same samples, same threads, not closed."""
+        """True where this feed can serve on: same plan, samples, limits and threads, not closed."""
         return (
             self.session.usable
             and self.session.threads == threads
             and self.plan == plan
+            and self._most_pixels == _most_pixels(rows.files)
             and _same(self.rows, rows)
         )
 
@@ -206,17 +215,10 @@ def _decoder(files: Files) -> Decode:
     return decode
 
 
-def _native_files(files: Files) -> Any:
-    # Above its own limit Pillow warns or refuses, so it must see such files.
+def _most_pixels(files: Files) -> int | None:
+    # Above its own limit, as it is now, Pillow warns or refuses, so it must see such files.
     limits = [limit for limit in (files.max_pixels, Image.MAX_IMAGE_PIXELS) if limit]
-    return native_files(
-        files.root,
-        files.names,
-        files.offsets,
-        files.max_bytes,
-        min(limits, default=None),
-        files.upright,
-    )
+    return min(limits, default=None)
 
 
 def _same(one: Rows, other: Rows) -> bool:
