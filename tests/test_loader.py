@@ -628,6 +628,16 @@ def test_close_is_idempotent_and_the_loader_goes_on(folder: Path) -> None:
     assert len(list(loader)) == 5
 
 
+def test_an_iterator_of_a_closed_loader_says_so(folder: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(folder, VAL)
+    loader = stoker.DataLoader(dataset, 8, num_workers=1, timeout=30)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    with pytest.raises(RuntimeError, match="was closed"):
+        next(iterator)
+
+
 def test_interrupt_leaves_a_loader_that_works(folder: Path) -> None:
     script = f"""
 import os, signal, sys, threading, time, torchvision, stoker

@@ -133,6 +133,11 @@ class LoweredIterator:
             self._jobs.append(self.feed.submit(draw))
 
     def __next__(self) -> Any:
+        if not self.feed.session.usable:
+            raise RuntimeError(
+                "the loader was closed, or this process was forked, since this iterator was made; "
+                "ask for iter(loader) again"
+            )
         self._start(self.feed.depth)
         if not self._jobs:
             self._next = self._then = None  # it belongs to the loader now, and is made once
