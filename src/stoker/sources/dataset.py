@@ -185,6 +185,8 @@ def _require_unchanged(cls: type, base: type, attributes: Iterable[str]) -> None
 def _subset(whole: Rows, indices: Any) -> Rows:
     if isinstance(indices, torch.Tensor):
         indices = indices.numpy(force=True)
+    if isinstance(indices, range):  # as any sequence it would be read number by number
+        indices = np.arange(indices.start, indices.stop, indices.step)
     chosen = np.asarray(indices)
     if chosen.ndim != 1 or (len(chosen) and chosen.dtype.kind not in "iu"):
         raise _RefusedError("Subset", "its indices are not integers", "give a list of integers")
@@ -230,11 +232,14 @@ def _one_table(tables: list[Files]) -> Files:
             raise _RefusedError(
                 "ConcatDataset", "its parts have different limits", "give all the same"
             )
-        names, lengths = zip(*map(_whole_paths, tables), strict=True)
+        # What commonpath does, it does not do for a mix of absolute and relative paths.
+        root = os.path.commonprefix([files.root for files in tables])  # noqa: RUF071
+        root = root[: root.rfind("/") + 1]
+        names, lengths = zip(*(_names_below(root, files) for files in tables), strict=True)
         offsets = np.zeros(sum(map(len, tables)) + 1, np.uint64)
         np.cumsum(np.concatenate(lengths), out=offsets[1:])
         table = replace(
-            tables[0], root="", names=np.concatenate(names), offsets=offsets, labels=None
+            tables[0], root=root, names=np.concatenate(names), offsets=offsets, labels=None
         )
         # The parts live as long as their union, so that no other table can have their ids.
         object.__setattr__(table, "_parts", tables)
@@ -242,14 +247,20 @@ def _one_table(tables: list[Files]) -> Files:
     return table
 
 
-def _whole_paths(files: Files) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
-    """Paths with their root, one after the other, and their lengths."""
-    root = np.frombuffer(os.fsencode(files.root), np.uint8)
-    starts = files.offsets[:-1].astype(np.int64)
-    begin, end = int(files.offsets[0]), int(files.offsets[-1])
-    places = np.repeat(starts - begin, len(root))
-    names = np.insert(files.names[begin:end], places, np.tile(root, len(files)))
-    return names, np.diff(files.offsets) + np.uint64(len(root))
+def _names_below(root: str, files: Files) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    """Paths without ``root``, which they begin with, one after the other, and their lengths."""
+    prefix = os.fsencode(files.root[len(root) :])
+    whole, names = files.names.data, bytearray()
+    begin = int(files.offsets[0])
+    if not prefix:
+        names += whole[begin : int(files.offsets[-1])]
+    else:
+        for end in files.offsets[1:].tolist():
+            names += prefix
+            names += whole[begin:end]
+            begin = end
+    lengths = np.diff(files.offsets) + np.uint64(len(prefix))
+    return np.frombuffer(names, np.uint8), lengths
 
 
 # torchvision
