@@ -272,6 +272,20 @@ def test_samplers_are_recognised_when_handed_back(folder: Path) -> None:
     assert isinstance(plain.sampler, torch.utils.data.SequentialSampler)
 
 
+class ByName(Dataset[Any]):
+    def __getitem__(self, name: Any) -> Any:
+        return str(name)
+
+
+@pytest.mark.filterwarnings("ignore:not run natively")
+@pytest.mark.parametrize("names", [["a", "b"], [(0, 1), (2, 3)], [(0,), (1, 2)], [1.5]], ids=str)
+def test_indices_that_are_no_integers_need_torchs_randomness(names: list[Any]) -> None:
+    with pytest.raises(TypeError, match="randomness='torch'"):
+        list(stoker.DataLoader(ByName(), 2, sampler=names, num_workers=0))
+    loader = stoker.DataLoader(ByName(), 2, sampler=names, num_workers=0, randomness="torch")
+    assert list(loader) == [[str(name) for name in names]]
+
+
 class Pairs(BatchSampler):
     """A user's own batch sampler."""
 
@@ -497,6 +511,18 @@ def test_skip_puts_the_next_good_sample_there(damaged: Path, tmp_path: Path, giv
     lines = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert {line["index"] for line in lines} == bad
     assert all(line["reason"] and line["location"] for line in lines)
+
+
+def test_skip_leaves_the_users_batches_alone(damaged: Path) -> None:
+    batches: list[Any] = [np.arange(7), np.arange(7, 13)]
+    dataset = stoker.ImageFolder(damaged, TRAIN)
+    loader = stoker.DataLoader(
+        dataset, batch_sampler=batches, num_workers=1, seed=3, on_error="skip"
+    )
+    for epoch in range(1, 3):
+        list(loader)
+        assert np.concatenate(batches).tolist() == list(range(13))
+        assert len(loader.bad_samples) == 2 * epoch
 
 
 @pytest.mark.parametrize("given", [{"num_workers": 2}, {"num_workers": 0, "tier": "stock"}])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils import pin_memory
 
@@ -58,10 +59,25 @@ class ForeignBatches:
     def __iter__(self) -> Iterator[Draw]:
         position = 0
         for batch in self.sampler:
-            indices = np.atleast_1d(np.asarray(batch, np.int64))
+            # A copy: a bad sample's index is replaced, and the user's array must stay as it is.
+            indices = _integers(batch).astype(np.int64)
             draws = (position + np.arange(len(indices))) & 0xFFFFFFFF if self.repeats else 0
             yield Draw(self.seed, self.epoch, position, indices, draws)
             position += len(indices)
+
+
+def _integers(batch: Any) -> NDArray[Any]:
+    """What a user's sampler gave for a batch, shape (n,); keys are made from integers alone."""
+    try:
+        found = np.atleast_1d(np.asarray(batch))
+    except ValueError:  # tuples of several lengths
+        found = np.empty((0, 0))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iub"):
+        raise TypeError(
+            f"the sampler gave {batch!r}: keyed randomness needs integer indices; "
+            "randomness='torch' takes any"
+        )
+    return found
 
 
 Batches = OrderedBatches | ForeignBatches
