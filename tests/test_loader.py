@@ -488,6 +488,13 @@ def test_raise_names_the_file_and_the_loader_goes_on(damaged: Path, given: Any) 
             list(loader)
 
 
+def test_no_error_is_kept_that_nobody_will_ask_for(damaged: Path) -> None:
+    loader = stoker.DataLoader(stoker.ImageFolder(damaged, TRAIN), 13, num_workers=1, seed=0)
+    with pytest.raises(stoker.DecodeError):
+        list(loader)  # for the first of the two bad samples in the batch
+    assert loader._feed is not None and not loader._feed.fallback._errors
+
+
 @pytest.mark.parametrize(
     "given", [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 2, "tier": "stock"}]
 )

@@ -78,8 +78,9 @@ class Fallback:
 
     def forget(self, batch: Batch) -> None:
         """Drops the errors of a batch that nobody will ask for."""
-        for key in [key for key in self._errors if key[0] == id(batch.native)]:
-            del self._errors[key]
+        for key in list(self._errors):  # in one go: other batches' errors may come meanwhile
+            if key[0] == id(batch.native):
+                del self._errors[key]
 
     def close(self) -> None:
         """Joins the threads; call after the session was closed. Idempotent."""

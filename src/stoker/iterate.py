@@ -163,10 +163,14 @@ class LoweredIterator:
         self._jobs.popleft()
         if self.feed.session.threads:
             self._start(self.feed.depth)  # so many are ahead while the user works
-        if any(failure.status == "bad_geometry" for failure in failures):
-            return self._as_the_dataset_does(job.draw)
-        for failure in failures:
-            self._deal_with(job, failure, self.feed.error(job, failure))
+        try:
+            if any(failure.status == "bad_geometry" for failure in failures):
+                return self._as_the_dataset_does(job.draw)
+            for failure in failures:
+                self._deal_with(job, failure, self.feed.error(job, failure))
+        finally:
+            if failures:
+                self.feed.fallback.forget(job.batch)
         return [job.slot.images, self.feed.labels(job.draw)]
 
     def _deal_with(self, job: Job, failure: Failure, error: DecodeError) -> None:
