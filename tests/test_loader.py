@@ -483,6 +483,8 @@ def test_raise_names_the_file_and_the_loader_goes_on(damaged: Path, given: Any) 
     for one in bad:
         assert one.location == dataset.samples[one.index][0] and one.reason
     assert good == 11 and len(bad) == 2 and any(one.location.endswith("empty.png") for one in bad)
+    listed = [(one.index, one.location, one.position) for one in loader.bad_samples]
+    assert listed == [(one.index, one.location, one.index) for one in bad]  # batches of one
     if "tier" not in given:
         with pytest.raises(stoker.DecodeError):
             list(loader)

@@ -175,11 +175,11 @@ class LoweredIterator:
 
     def _deal_with(self, job: Job, failure: Failure, error: DecodeError) -> None:
         draw, place = job.draw, failure.place
-        if self.policy.on_error == "raise":
-            raise error
         self.policy.bad_samples.report(
             BadSample(error.index, error.location, error.reason, draw.epoch, draw.position + place)
         )
+        if self.policy.on_error == "raise":
+            raise error
         if self.policy.on_error == "blank":
             self.feed.blank(job, failure)
         elif not self.feed.repair(job, failure):
@@ -199,12 +199,12 @@ class LoweredIterator:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise self.feed.decode_error(keyed.index, reason) from error
-            reports, batch = Reporting(default_collate, keyed)(samples)
-        if isinstance(reports, DecodeError):
-            raise reports
+            reports, ended, batch = Reporting(default_collate, keyed)(samples)
         for index, position, reason in reports:
             location = self.feed.rows.location(index)
             policy.bad_samples.report(BadSample(index, location, reason, draw.epoch, position))
+        if ended is not None:
+            raise ended
         return _page_locked(batch) if self.feed.slots.pinned else batch
 
     def close(self) -> None:
@@ -233,11 +233,11 @@ class KeyedIterator:
         return self
 
     def __next__(self) -> Any:
-        reports, batch = next(self._source)
-        if isinstance(reports, DecodeError):
-            raise reports
+        reports, error, batch = next(self._source)
         for report in reports:
             self._report(*report)
+        if error is not None:
+            raise error
         return batch
 
 

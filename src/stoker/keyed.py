@@ -82,10 +82,12 @@ class KeyedDataset(Dataset[Any]):
         try:
             return self.dataset[index]
         except Exception as error:  # whatever the user's code raises, the policy decides
-            if self.on_error == "raise":
-                raise
+            if self.on_error == "raise" and not isinstance(error, DecodeError):
+                raise  # of the user's own code, as torch does
             reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
             self.reports.append((index, draw.position + place, str(reason)))
+            if self.on_error == "raise":
+                raise
             if self.on_error == "blank" and self.blank is not None:
                 seed_generators(key)
                 return self.blank(index)
@@ -116,13 +118,11 @@ class Reporting:
     def __init__(self, collate: Callable[[Any], Any], keyed: KeyedDataset) -> None:
         self.collate, self.keyed = collate, keyed
 
-    def __call__(self, samples: Any) -> tuple[list[Report] | DecodeError, Any]:
-        """(reports, batch), or (error, None)."""
+    def __call__(self, samples: Any) -> tuple[list[Report], DecodeError | None, Any]:
+        """Reports, the error that ended the batch if one did, and the batch if none did."""
         error, self.keyed.error = self.keyed.error, None
-        if error is not None:
-            return error, None
         reports, self.keyed.reports = self.keyed.reports, []
-        return reports, self.collate(samples)
+        return reports, error, self.collate(samples) if error is None else None
 
 
 class WorkerInit:
