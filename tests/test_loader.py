@@ -621,6 +621,42 @@ def test_nothing_is_left_behind(folder: Path, warm: None, request: pytest.Fixtur
         assert pool_threads() == 0
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["loader", "iterator"])
+def test_garbage_may_be_collected_in_a_decoding_thread(
+    tmp_path: Path, warm: None, request: pytest.FixtureRequest, whole: bool
+) -> None:
+    request.getfixturevalue("no_leaks")
+    for i in range(8):
+        save(tmp_path / "a" / f"{i}.png", picture(20, 20, seed=i))
+    loader = stoker.DataLoader(stoker.ImageFolder(tmp_path, VAL), 2, num_workers=1, seed=0)
+    list(loader)  # starts the threads
+    assert loader._feed is not None
+    fallback, ready, collected_there = loader._feed.fallback, threading.Event(), threading.Event()
+    decode = fallback.decode
+
+    def decode_and_collect(row: int) -> Any:
+        ready.wait(30)
+        gc.collect()
+        collected_there.set()
+        return decode(row)
+
+    fallback.decode = decode_and_collect
+    iterator: Any = iter(loader)
+    iterator._start(2)
+    cycle = [iterator, loader if whole else None]
+    cycle.append(cycle)
+    gc.disable()
+    try:
+        kept = None if whole else loader
+        del cycle, iterator, loader
+        ready.set()
+        assert collected_there.wait(10)
+    finally:
+        gc.enable()
+    if kept is not None:
+        kept.close()
+
+
 def test_threads_and_memory_stand_still_over_epochs(tmp_path: Path) -> None:
     for i in range(24):
         save(tmp_path / "class" / f"{i}.jpg", picture(120, 100, seed=i), quality=90)

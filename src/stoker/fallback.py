@@ -5,12 +5,18 @@ Note [Declined samples]
     loader has native ones and started at the first such sample, take from it, decode with Pillow
     (whose codecs release the GIL) and hand the pixels back to the native plan. An exception is kept
     until the consumer comes to that sample.
+
+Note [Collected in a decoding thread]
+    Garbage collection runs in whichever thread allocates, so a loader or an iterator in a cycle may
+    end in one of these threads, in the middle of a sample. Waiting there for samples at work would
+    be waiting for itself, and no other collection could begin: a thread of its own waits instead.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +87,13 @@ class Fallback:
         for key in list(self._errors):  # in one go: other batches' errors may come meanwhile
             if key[0] == id(batch.native):
                 del self._errors[key]
+
+    def elsewhere(self, task: Callable[..., None], *args: Any) -> None:
+        """Runs a task that waits for samples; see Note [Collected in a decoding thread]."""
+        if threading.current_thread() in self._threads:
+            threading.Thread(target=task, args=args, name="stoker-closing").start()
+        else:
+            task(*args)
 
     def close(self) -> None:
         """Joins the threads; call after the session was closed. Idempotent."""

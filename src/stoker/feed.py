@@ -196,9 +196,8 @@ class Feed:
     def cancel(self, jobs: deque[Job]) -> None:
         """Throws batches away; returns when nothing writes to their memory any more."""
         if self.session.usable:
-            self.session.cancel([job.batch for job in jobs])
-            for job in jobs:
-                self.fallback.forget(job.batch)
+            batches = [job.batch for job in jobs]
+            self.fallback.elsewhere(_cancel, self.session, self.fallback, batches)
         jobs.clear()
 
     def close(self) -> None:
@@ -238,6 +237,16 @@ def _same(one: Rows, other: Rows) -> bool:
     ) and all(x is y or np.array_equal(x, y) for x, y in arrays)
 
 
+def _cancel(session: Session, fallback: Fallback, batches: list[Batch]) -> None:
+    session.cancel(batches)
+    for batch in batches:
+        fallback.forget(batch)
+
+
 def _close(session: Session, fallback: Fallback) -> None:
+    fallback.elsewhere(_close_here, session, fallback)
+
+
+def _close_here(session: Session, fallback: Fallback) -> None:
     session.close()
     fallback.close()
