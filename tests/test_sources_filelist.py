@@ -155,6 +155,12 @@ def test_integers_stay(folder: Folder) -> None:
     assert folder.labelled("a.jpg -1\nb.jpg 0\n").classes == []
 
 
+def test_both_paths_may_begin_at_home(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.labelled("a.jpg 3\n")
+    monkeypatch.setenv("HOME", str(folder.root))
+    assert ImageDataset("~/images", "~/labels.txt").targets == [3]
+
+
 def test_texts_are_classes(folder: Folder) -> None:
     dataset = folder.labelled("a.jpg dog\nb.jpg cat\nc.jpg 7\n")
     assert dataset.classes == ["7", "cat", "dog"]

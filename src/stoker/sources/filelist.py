@@ -72,7 +72,7 @@ class ImageDataset(Images):
             raise ValueError(f"missing must be 'raise' or 'skip', got {missing!r}")
         self.img_dir, self.label_file = img_dir, label_file
         root = os.path.join(os.path.expanduser(os.fspath(img_dir)), "")
-        lines = read(os.fspath(label_file), root)
+        lines = read(os.path.expanduser(os.fspath(label_file)), root)
         told: list[str] = []
         rows, labels, self.classes = _judge(lines, root, missing == "skip", told)
         files = Files(root, *lines.table(), None, exif, max_pixels, max_bytes)
