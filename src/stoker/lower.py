@@ -348,8 +348,7 @@ _ROLES = {
 _REMARKS = """
 `v1` is `torchvision.transforms`, `v2` is `torchvision.transforms.v2`. A resize or crop after
 `ToTensor`, `PILToTensor` or `ToImage` works on tensors, with other results than on images, and does
-not run natively. The result must be uint8, float32, float16 or bfloat16 with one or three channels,
-and of the same size for every image.
+not run natively. The result must be uint8, float32, float16 or bfloat16 with one or three channels.
 """
 
 
