@@ -444,6 +444,20 @@ def test_workers_left_out_and_too_many(folder: Path, monkeypatch: pytest.MonkeyP
     assert len(collected(loader)[0]) == 40
 
 
+@pytest.mark.parametrize("given", [{}, {"tier": "stock"}, {"randomness": "torch"}], ids=str)
+def test_too_many_workers_are_one_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    monkeypatch.setattr(machine, "usable_cores", lambda: 1.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    dataset = torchvision.datasets.ImageFolder(folder, VAL)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in stoker.DataLoader(dataset, 40, num_workers=2, **given):
+            pass
+    assert [warning.category for warning in told] == [stoker.StokerWarning]
+
+
 def test_length_and_drop_last(folder: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(folder, VAL)
     assert [len(stoker.DataLoader(dataset, 7, drop_last=drop)) for drop in (False, True)] == [6, 5]

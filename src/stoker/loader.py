@@ -49,6 +49,13 @@ def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 _T_co = TypeVar("_T_co", covariant=True)
 
 
+class _Workers(torch.utils.data.DataLoader[Any]):
+    """torch's machinery for a loader that has judged the number of workers already."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Says nothing: torch knows neither this rank nor the cgroup's quota."""
+
+
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Combines a dataset and a sampler, and yields batches: torch's ``DataLoader``, fed natively.
 
@@ -139,29 +146,26 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if own:
             kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
             sampler = kind(cast(Sized, dataset), seed=seed, generator=generator)
-        with warnings.catch_warnings():
-            # Our own warning below knows this rank and the cgroup's quota; torch's does not.
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            super().__init__(
-                dataset,
-                batch_size,
-                None if own else shuffle,
-                sampler,
-                batch_sampler,
-                # Left out: 1 until the tier is known, so that torch refuses nothing that needs any.
-                1 if num_workers is None else num_workers,
-                collate_fn,
-                pin_memory,
-                drop_last,
-                timeout,
-                worker_init_fn,
-                multiprocessing_context,
-                generator,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory_device=pin_memory_device,
-                in_order=in_order,
-            )
+        super().__init__(
+            dataset,
+            batch_size,
+            None if own else shuffle,
+            sampler,
+            batch_sampler,
+            # Left out: 1 until the tier is known, so that torch refuses nothing that needs any.
+            1 if num_workers is None else num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         self.shuffle, self.seed, self.randomness, self.on_error = (
             shuffle,
             seed,
@@ -189,6 +193,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if strict:
             self._lowered()
+
+    def check_worker_number_rationality(self) -> None:
+        """Says nothing: the constructor warns, and knows this rank and the cgroup's quota."""
 
     # Which tier
 
@@ -367,7 +374,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _make_inner(self, draws: Draws, blank: Any) -> torch.utils.data.DataLoader[Any]:
         """torch's loader over `KeyedDataset`; it lives as long as its workers shall."""
         keyed = KeyedDataset(self.dataset, self.on_error, blank)
-        return torch.utils.data.DataLoader(
+        return _Workers(
             keyed,
             sampler=None if self._auto_collation else draws,
             batch_sampler=cast(Any, draws) if self._auto_collation else None,
