@@ -125,9 +125,7 @@ def surroundings() -> Refusal | None:
         if getattr(modules, name, None):
             return Refusal("torch.nn", "global module hooks are registered", "remove them")
     if torch.get_default_device().type != "cpu" or torch._C._len_torch_function_stack() > 0:
-        return Refusal(
-            "torch", "a default device or function mode is set", "iterate without it"
-        )
+        return Refusal("torch", "a default device or function mode is set", "iterate without it")
     return None
 
 
