@@ -21,7 +21,7 @@ import numpy as np
 import PIL
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile, JpegImagePlugin
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from stoker.engine import native_files
@@ -122,9 +122,15 @@ def read(dataset: Any) -> Rows | Refusal:
         changed = _watch(_torchvision_loaded()).changed()
         if changed is not None:
             raise _RefusedError(changed, "is not the package's own code", "remove the patch")
+        # Empty before Pillow opens its first file; later plugins may take JPEG over.
+        if Image.OPEN.get("JPEG", _JPEG)[0] is not _JPEG[0]:
+            raise _RefusedError("Pillow's JPEG plugin", "was replaced", "leave it to Pillow")
         return _read(dataset, 0)
     except _RefusedError as unfit:
         return Refusal(*unfit.args)
+
+
+_JPEG = (JpegImagePlugin.jpeg_factory,)
 
 
 def _torchvision_loaded() -> bool:
@@ -141,6 +147,8 @@ def _watch(torchvision_loaded: bool) -> Watch:
     watch.functions(index, ["open_image", "row_of"])
     watch.functions(Image, ["open"])
     watch.functions(Image.Image, ["convert", "load"])
+    watch.functions(ImageFile.ImageFile)
+    watch.functions(JpegImagePlugin.JpegImageFile)
     if torchvision_loaded:
         datasets = sys.modules["torchvision.datasets"]
         watch.trust(sys.modules["torchvision"])
