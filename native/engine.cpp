@@ -43,6 +43,11 @@ Pool::~Pool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+int Pool::threads() {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(threads_.size());
+}
+
 std::shared_ptr<Session> Pool::open_session(int threads) {
   auto session = std::make_shared<Session>(threads);
   const std::lock_guard lifecycle(lifecycle_);

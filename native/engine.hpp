@@ -89,7 +89,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
                        ptrdiff_t stride, int height, int width);
   void finish_failed(Session& session, Batch& batch, int sample, Status status);
 
-  int threads() const { return static_cast<int>(threads_.size()); }
+  int threads();
   SimdLevel level() const { return level_; }
   const std::vector<std::shared_ptr<Session>>& sessions() const { return sessions_; }
 

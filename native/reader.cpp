@@ -48,6 +48,7 @@ FileBytes read_file(const Files& files, int64_t row, Buffer<uint8_t>& buffer) {
     return {Status::open_failed, S_ISDIR(info.st_mode) ? EISDIR : EINVAL, 0};
   const int64_t size = info.st_size;
   if (size > files.max_bytes) return {Status::too_large, size, 0};
+  if (size > kMostBytes) return {Status::unsupported, size, 0};
   uint8_t* data = buffer.need(static_cast<size_t>(size) + 1);
   size_t have = 0;
   while (have < static_cast<size_t>(size)) {

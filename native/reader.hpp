@@ -18,10 +18,13 @@ struct Files {
   const char* names = nullptr;
   const uint64_t* offsets = nullptr;  // count + 1 of them, ascending; checked by the binding
   int64_t count = 0;
-  int64_t max_bytes = int64_t{1} << 31;
+  int64_t max_bytes = int64_t{1} << 62;
   int64_t max_pixels = int64_t{1} << 40;
   bool upright = false;
 };
+
+// Larger files are left to Pillow, so that no thread keeps a buffer of their size.
+constexpr int64_t kMostBytes = int64_t{1} << 28;
 
 struct FileBytes {
   Status status = Status::ok;

@@ -561,6 +561,65 @@ def test_blank_keeps_label_and_shape(damaged: Path, given: Any) -> None:
         assert torch.equal(images[i], black) == (i in bad)
 
 
+@pytest.mark.parametrize("pad", [0, 3])
+def test_blank_is_the_same_in_both_tiers(damaged: Path, pad: int) -> None:
+    transform = T.Compose(
+        [T.Resize((20, 24)), T.Pad(pad, fill=200), T.RandomCrop((20, 20)), T.ToTensor()]
+    )
+    dataset = stoker.ImageFolder(damaged, transform)
+    tiers: list[Any] = [{}, {"tier": "stock"}]
+    both = [
+        collected(stoker.DataLoader(dataset, 4, num_workers=1, seed=3, on_error="blank", **more))
+        for more in tiers
+    ]
+    assert torch.equal(both[0][0], both[1][0]) and torch.equal(both[0][1], both[1][1])
+
+
+@pytest.mark.filterwarnings("ignore:not run natively")
+@pytest.mark.parametrize("more", [{}, {"tier": "stock"}])
+def test_several_bad_samples_under_a_foreign_sampler(damaged: Path, more: Any) -> None:
+    dataset = stoker.ImageFolder(damaged, TRAIN)
+    bad = {i for i, (path, _) in enumerate(dataset.samples) if os.path.getsize(path) <= 300}
+    first, second = sorted(bad)
+    batch = [first, 5, second, first, 3]
+    loader = stoker.DataLoader(
+        dataset, batch_sampler=[batch], num_workers=1, seed=3, on_error="skip", **more
+    )
+    images, labels = next(iter(loader))
+    for place, good in enumerate([1, 1, 4, 4, 4]):
+        image, label = keyed_sample(dataset, 3, 0, batch[good], draw=good)
+        assert torch.equal(images[place], image) and labels[place] == label
+
+
+def test_an_error_of_the_sampler_waits_for_its_turn(folder: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(folder, VAL)
+    loader = stoker.DataLoader(
+        dataset, batch_sampler=[[0], [1], [99], [2]], num_workers=1, prefetch_factor=8, seed=0
+    )
+    iterator = iter(loader)
+    assert [len(next(iterator)[1]) for _ in range(2)] == [1, 1]
+    with pytest.raises(IndexError):
+        next(iterator)
+    assert next(iterator)[1].tolist() == [dataset.targets[2]]
+
+
+def test_workers_left_out_where_there_are_none_to_ask_for() -> None:
+    with pytest.warns(stoker.StokerWarning, match="calling thread"):
+        loader = stoker.DataLoader(UsersDataset(), 4, persistent_workers=True, tier="stock")
+    assert loader.num_workers == 0 and not loader.persistent_workers
+
+
+def test_a_prepared_epoch_follows_what_the_loader_says_now(damaged: Path) -> None:
+    dataset = stoker.ImageFolder(damaged, TRAIN)
+    loader = stoker.DataLoader(
+        dataset, 4, num_workers=1, seed=3, on_error="skip", persistent_workers=True
+    )
+    list(loader)
+    loader.on_error = "raise"
+    with pytest.raises(stoker.DecodeError):
+        list(loader)
+
+
 def test_all_bad_is_an_error_not_a_hang(tmp_path: Path) -> None:
     root = tmp_path / "a"
     for i in range(3):

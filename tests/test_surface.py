@@ -25,7 +25,6 @@ def test_exported_names() -> None:
         "DecodeError",
         "ImageDataset",
         "ImageFolder",
-        "ResumeError",
         "SourceError",
         "StokerError",
         "StokerWarning",

@@ -2,7 +2,6 @@
 
 from stoker.errors import (
     DecodeError,
-    ResumeError,
     SourceError,
     StokerError,
     StokerWarning,
@@ -18,7 +17,6 @@ __all__ = [
     "DecodeError",
     "ImageDataset",
     "ImageFolder",
-    "ResumeError",
     "SourceError",
     "StokerError",
     "StokerWarning",

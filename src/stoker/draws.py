@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from stoker import order
 from stoker.order import Order
 
+TRIES = 100
+"""How many following samples `on_error="skip"` tries before it gives up."""
+
 
 @dataclass(frozen=True)
 class Draw:

@@ -3,8 +3,7 @@
     StokerError
     |-- SourceError(path, reason)                also an OSError: a data set cannot be read
     |-- DecodeError(index, location, reason)     also an OSError: one sample cannot be decoded
-    |-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
-    `-- ResumeError(field, in_state, here)       a saved state belongs to something else
+    `-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
     StokerWarning                                a UserWarning: something was not as expected
 
 Wrong arguments raise ``ValueError`` or ``TypeError`` with the given and the allowed values.
@@ -65,23 +64,6 @@ class UnsupportedError(StokerError):
 
     def __reduce__(self) -> tuple[type[UnsupportedError], tuple[str, str, str]]:
         return type(self), (self.op, self.why, self.instead)
-
-
-class ResumeError(StokerError):
-    """A saved state belongs to other data, another seed or another order.
-
-    Attributes:
-        field: what differs.
-        in_state: its value in the saved state.
-        here: its value in this loader.
-    """
-
-    def __init__(self, field: str, in_state: object, here: object) -> None:
-        super().__init__(f"{field} differs: {in_state!r} in the saved state, {here!r} here")
-        self.field, self.in_state, self.here = field, in_state, here
-
-    def __reduce__(self) -> tuple[type[ResumeError], tuple[str, object, object]]:
-        return type(self), (self.field, self.in_state, self.here)
 
 
 class StokerWarning(UserWarning):

@@ -69,13 +69,11 @@ class Fallback:
             return False
         batch, place, row = taken
         try:
-            pixels = self.decode(row)
+            self._session.finish_pixels(batch, place, self.decode(row))
+            self.decoded += 1
         except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
             self._errors[id(batch), place] = error
             self._session.finish_failed(batch, place)
-        else:
-            self.decoded += 1
-            self._session.finish_pixels(batch, place, pixels)
         return True
 
     def error(self, batch: Batch, place: int) -> Exception | None:

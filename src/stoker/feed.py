@@ -21,17 +21,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from stoker.draws import Draw
+from stoker.draws import TRIES, Draw
 from stoker.engine import Batch, Failure, Session, image_size, native_files, result_size
 from stoker.errors import DecodeError
-from stoker.fallback import Decode, Fallback
+from stoker.fallback import Fallback
 from stoker.plan import Plan, Size
 from stoker.slots import Slot, Slots
 from stoker.sources.dataset import Rows
 from stoker.sources.index import Files
-
-TRIES = 100
-"""How many following samples `on_error="skip"` tries before it gives up."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,15 @@ class BadSamples(list[BadSample]):
 
 @dataclass
 class Job:
-    """A batch on its way."""
+    """A batch on its way.
+
+    Attributes:
+        served: the indices whose images are in the slot; not those of `draw` where a bad sample was
+            replaced.
+    """
 
     draw: Draw
+    served: NDArray[np.int64]
     slot: Slot
     batch: Batch
     size: Size
@@ -89,8 +92,6 @@ class Feed:
     ) -> None:
         self.plan, self.rows, self.depth = plan, rows, depth if threads else 1
         self.slots = Slots(plan.tail.dtype, plan.tail.channels, keep=self.depth + 2, pinned=pinned)
-        self.session = Session(threads)
-        self.fallback = Fallback(self.session, _decoder(rows.files))
         self._most_pixels = _most_pixels(files := rows.files)
         self._files = native_files(
             files.root,
@@ -100,16 +101,19 @@ class Feed:
             self._most_pixels,
             files.upright,
         )
+        self.session = Session(threads)
+        self.fallback = Fallback(self.session, rows.decode)
         self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
 
-    def fits(self, plan: Plan, rows: Rows, threads: int) -> bool:
-        """True where this feed can serve on: same plan, samples, limits and threads, not closed."""
+    def fits(self, plan: Plan, rows: Rows, threads: int, depth: int, pinned: bool) -> bool:
+        """True where this feed can serve on: it is what these would make, and not closed."""
         return (
             self.session.usable
-            and self.session.threads == threads
+            and (self.session.threads, self.slots.pinned) == (threads, pinned)
+            and self.depth == (depth if threads else 1)
             and self.plan == plan
             and self._most_pixels == _most_pixels(rows.files)
-            and _same(self.rows, rows)
+            and self.rows.same_as(rows)
         )
 
     def submit(self, draw: Draw, size: Size | None = None) -> Job:
@@ -118,7 +122,7 @@ class Feed:
         size = size or self.plan.output_size or self._first_size(rows, keys)
         slot = self.slots.take(len(rows), size)
         batch = self.session.submit(self.plan, self._files, rows, keys, slot.memory, size)
-        return Job(draw, slot, batch, size)
+        return Job(draw, draw.indices, slot, batch, size)
 
     def _first_size(self, rows: NDArray[np.int64], keys: NDArray[np.uint32]) -> Size:
         """(height, width) of the result of the first sample whose header can be read."""
@@ -177,20 +181,28 @@ class Feed:
             failures = self.finish(retry, 0)
             if not failures:
                 job.slot.images[failure.place].copy_(retry.slot.images[0])
-                job.draw.indices[failure.place] = index
+                if job.served is job.draw.indices:
+                    job.served = job.served.copy()
+                job.served[failure.place] = index
                 return True
             self.fallback.forget(retry.batch)
         return False
 
-    def blank(self, job: Job, failure: Failure) -> None:
-        """Puts what the plan's tail makes of a black image at the place of a failed sample."""
-        image = job.slot.images[failure.place]
-        for channel, value in enumerate(self.plan.tail.black()):
-            image[channel].fill_(value)
+    def blank(self, job: Job, failure: Failure, image: Any) -> None:
+        """Puts ``image``, what the transform makes of black pixels, at the place of a failed one.
 
-    def labels(self, draw: Draw) -> torch.Tensor:
+        Where the size of results depends on the image, what the plan's tail makes of black.
+        """
+        place = job.slot.images[failure.place]
+        if image.shape == place.shape:
+            place.copy_(image)
+            return
+        for channel, value in enumerate(self.plan.tail.black()):
+            place[channel].fill_(value)
+
+    def labels(self, job: Job) -> torch.Tensor:
         """int64 of shape (batch,), page-locked where the images are."""
-        labels = torch.from_numpy(self.rows.labels[draw.indices])
+        labels = torch.from_numpy(self.rows.labels[job.served])
         return labels.pin_memory() if self.slots.pinned else labels
 
     def cancel(self, jobs: deque[Job]) -> None:
@@ -205,36 +217,10 @@ class Feed:
         self._finalizer()
 
 
-def _decoder(files: Files) -> Decode:
-    """Row to RGB pixels by Pillow. Holds no feed: its threads would keep it alive."""
-
-    def decode(row: int) -> NDArray[np.uint8]:
-        return np.asarray(files.open(row))
-
-    return decode
-
-
 def _most_pixels(files: Files) -> int | None:
     # Above its own limit, as it is now, Pillow warns or refuses, so it must see such files.
     limits = [limit for limit in (files.max_pixels, Image.MAX_IMAGE_PIXELS) if limit]
     return min(limits, default=None)
-
-
-def _same(one: Rows, other: Rows) -> bool:
-    """True where both name the same files in the same order with the same labels and limits."""
-    a, b = one.files, other.files
-    arrays: list[tuple[Any, Any]] = [
-        (a.names, b.names),
-        (a.offsets, b.offsets),
-        (one.labels, other.labels),
-        (one.rows, other.rows),
-    ]
-    return (a.root, a.upright, a.max_pixels, a.max_bytes) == (
-        b.root,
-        b.upright,
-        b.max_pixels,
-        b.max_bytes,
-    ) and all(x is y or np.array_equal(x, y) for x, y in arrays)
 
 
 def _cancel(session: Session, fallback: Fallback, batches: list[Batch]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils import pin_memory
 
-from stoker.draws import Draw, generators_kept
+from stoker.draws import Draw, generators_kept, seed_generators
 from stoker.engine import Failure
 from stoker.errors import DecodeError
 from stoker.feed import BadSample, BadSamples, Feed, Job
@@ -126,27 +126,38 @@ class LoweredIterator:
         self._draws: Iterator[Draw] = iter(batches)
         self._jobs: deque[Job] = deque()
         self._next: LoweredIterator | None = None
+        self._error: Exception | None = None
 
     def __iter__(self) -> LoweredIterator:
         return self
 
-    def resume(self, then: OrderedBatches | None, ahead: list[LoweredIterator]) -> LoweredIterator:
+    def resume(
+        self, policy: Policy, then: OrderedBatches | None, ahead: list[LoweredIterator]
+    ) -> LoweredIterator:
         """This iterator, prepared during the epoch before, as that of the epoch that begins."""
-        self._then, self._ahead = then, ahead
+        self.policy, self._then, self._ahead = policy, then, ahead
         return self
 
     def _start(self, room: int) -> None:
-        """Submits batches until ``room`` are on their way, then those of the next epoch."""
-        while len(self._jobs) < room:
-            draw = next(self._draws, None)
-            if draw is None:
-                if self._then is not None and self._ahead is not None and self._next is None:
-                    self._next = LoweredIterator(self.feed, self._then, self.policy)
-                    self._ahead.append(self._next)
-                if self._next is not None:
-                    self._next._start(room - len(self._jobs))
+        """Submits batches until ``room`` are on their way, then those of the next epoch.
+
+        An error of the sampler, or an index that the dataset has not, waits for its turn.
+        """
+        while len(self._jobs) < room and self._error is None:
+            try:
+                draw = next(self._draws, None)
+                if draw is not None:
+                    self._jobs.append(self.feed.submit(draw))
+                    continue
+            except Exception as error:  # noqa: BLE001  raised where its batch would have been
+                self._error = error
                 return
-            self._jobs.append(self.feed.submit(draw))
+            if self._then is not None and self._ahead is not None and self._next is None:
+                self._next = LoweredIterator(self.feed, self._then, self.policy)
+                self._ahead.append(self._next)
+            if self._next is not None:
+                self._next._start(room - len(self._jobs))
+            return
 
     def __next__(self) -> Any:
         if not self.feed.session.usable:
@@ -156,6 +167,9 @@ class LoweredIterator:
             )
         self._start(self.feed.depth)
         if not self._jobs:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
             self._next = self._then = None  # it belongs to the loader now, and is made once
             raise StopIteration
         job = self._jobs[0]
@@ -171,19 +185,26 @@ class LoweredIterator:
         finally:
             if failures:
                 self.feed.fallback.forget(job.batch)
-        return [job.slot.images, self.feed.labels(job.draw)]
+        return [job.slot.images, self.feed.labels(job)]
 
     def _deal_with(self, job: Job, failure: Failure, error: DecodeError) -> None:
         draw, place = job.draw, failure.place
-        self.policy.bad_samples.report(
-            BadSample(error.index, error.location, error.reason, draw.epoch, draw.position + place)
-        )
+        self._report(draw, place, error)
         if self.policy.on_error == "raise":
             raise error
         if self.policy.on_error == "blank":
-            self.feed.blank(job, failure)
+            assert self.policy.blank is not None
+            with generators_kept():
+                seed_generators(int(draw.keys()[place]))
+                image, _ = self.policy.blank(error.index)
+            self.feed.blank(job, failure, image)
         elif not self.feed.repair(job, failure):
             raise error
+
+    def _report(self, draw: Draw, place: int, error: DecodeError) -> None:
+        self.policy.bad_samples.report(
+            BadSample(error.index, error.location, error.reason, draw.epoch, draw.position + place)
+        )
 
     def _as_the_dataset_does(self, draw: Draw) -> Any:
         """The batch by the dataset's own code.
@@ -196,9 +217,11 @@ class LoweredIterator:
         with generators_kept():
             try:
                 samples = keyed.__getitems__(draw)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise self.feed.decode_error(keyed.index, reason) from error
+            except Exception as cause:
+                reason = f"{type(cause).__name__}: {cause}"
+                error = self.feed.decode_error(int(draw.indices[keyed.place]), reason)
+                self._report(draw, keyed.place, error)
+                raise error from cause
             reports, ended, batch = Reporting(default_collate, keyed)(samples)
         for index, position, reason in reports:
             location = self.feed.rows.location(index)

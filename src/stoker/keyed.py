@@ -17,11 +17,8 @@ import numpy as np
 from torch.utils.data import Dataset, Subset, get_worker_info
 
 from stoker import order
-from stoker.draws import Draw, seed_generators
+from stoker.draws import TRIES, Draw, seed_generators
 from stoker.errors import DecodeError
-
-TRIES = 100
-"""How many following samples `on_error="skip"` tries before it gives up."""
 
 Report = tuple[int, int, str]
 """A bad sample: index, position, reason."""
@@ -42,8 +39,8 @@ class KeyedDataset(Dataset[Any]):
         self.dataset, self.on_error, self.blank = dataset, on_error, blank
         self.reports: list[Report] = []
         self.error: DecodeError | None = None
-        self.index = -1
-        """The sample that was asked for last."""
+        self.place = 0
+        """Place in its batch of the sample that was asked for last."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -78,7 +75,7 @@ class KeyedDataset(Dataset[Any]):
 
     def _sample(self, draw: Draw, place: int, index: int, key: int) -> Any:
         seed_generators(key)
-        self.index = index
+        self.place = place
         try:
             return self.dataset[index]
         except Exception as error:  # whatever the user's code raises, the policy decides

@@ -130,12 +130,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 raise ValueError(f"order={order!r} and shuffle={shuffle} contradict each other")
             shuffle = order == "full"
         if num_workers == 0 and (prefetch_factor is not None or persistent_workers):
-            warnings.warn(
-                "num_workers=0 works on the calling thread: prefetch_factor and persistent_workers "
-                "have no effect",
-                StokerWarning,
-                stacklevel=2,
-            )
+            self._warn_no_workers(stacklevel=3)
             prefetch_factor, persistent_workers = None, False
         keyed = randomness == "keyed" and not isinstance(dataset, IterableDataset)
         if on_error != "raise" and not keyed:
@@ -183,7 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._inner: torch.utils.data.DataLoader[Any] | None = None
         self._warned = False
         if num_workers is None:
-            self._choose_workers()
+            self._choose_workers(prefetch_factor is not None or persistent_workers)
         elif num_workers > machine.most_workers():
             warnings.warn(
                 f"num_workers={num_workers}: this process may use {machine.most_workers()} cores; "
@@ -199,13 +194,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     # Which tier
 
-    def _choose_workers(self) -> None:
+    def _choose_workers(self, asked_for_workers: bool) -> None:
+        """Says how many workers there are where ``num_workers`` was left out."""
         if isinstance(self._lowered(), Lowered):
             self.num_workers = machine.default_threads()
-        else:
-            self.num_workers = 0
-            self.prefetch_factor = None
-            object.__setattr__(self, "persistent_workers", False)  # torch's guard is for users
+            return
+        self.num_workers = 0
+        if asked_for_workers:
+            self._warn_no_workers(stacklevel=4)
+        self.prefetch_factor = None
+        object.__setattr__(self, "persistent_workers", False)  # torch's guard is for users
+
+    @staticmethod
+    def _warn_no_workers(stacklevel: int) -> None:
+        warnings.warn(
+            "num_workers=0 works on the calling thread: prefetch_factor and persistent_workers "
+            "have no effect",
+            StokerWarning,
+            stacklevel=stacklevel,
+        )
 
     def _lowered(self) -> Lowered | Refusal:
         """The plan for dataset and transform as they are now, or what prevents one."""
@@ -325,23 +332,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _iterate_lowered(self, lowered: Lowered, batches: Batches) -> LoweredIterator:
         feed = self._feed
-        if feed is None or not feed.fits(lowered.plan, lowered.rows, self.num_workers):
-            feed = self._feed = Feed(
-                lowered.plan,
-                lowered.rows,
-                self.num_workers,
-                max(2, self.prefetch_factor or 2),
-                self._pins(),
-            )
+        arguments = (
+            lowered.plan,
+            lowered.rows,
+            self.num_workers,
+            max(2, self.prefetch_factor or 2),
+            self._pins(),
+        )
+        if feed is None or not feed.fits(*arguments):
+            feed = self._feed = Feed(*arguments)
         then = None
         if self.persistent_workers and isinstance(batches, OrderedBatches):
             then = replace(batches, epoch=batches.epoch + 1)
+        policy = Policy(self.on_error, self.bad_samples, self.timeout, self.dataset, self._blank())
         ahead = self._ahead.pop() if self._ahead else None
         if ahead is not None:
             if ahead.feed is feed and ahead.batches == batches:
-                return ahead.resume(then, self._ahead)
+                return ahead.resume(policy, then, self._ahead)
             ahead.close()
-        policy = Policy(self.on_error, self.bad_samples, self.timeout, self.dataset, self._blank())
         return LoweredIterator(feed, batches, policy, then, self._ahead)
 
     def _blank(self) -> Callable[[int], Any] | None:

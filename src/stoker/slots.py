@@ -98,7 +98,10 @@ class Slots:
             self.allocated += 1
             pinned = self._allocate(max(needed, 1))
             return Slot(pinned.numpy(), pinned[:needed].view(self._torch).view(shape))
-        memory = self._free.pop() if self._free else None
+        try:
+            memory: NDArray[np.uint8] | None = self._free.pop()
+        except IndexError:
+            memory = None
         if memory is None or memory.size < needed:
             self.allocated += 1
             # As large as any batch so far: the last one of an epoch is small, the next is not.

@@ -13,7 +13,7 @@ from stoker.lower import Refusal, lower_transform, prove
 from stoker.plan import Plan
 from stoker.sources.dataset import Rows, read
 
-_BLANK = (256, 256)
+_BLANK = (1024, 1024)
 
 
 @dataclass(frozen=True)

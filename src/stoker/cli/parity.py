@@ -125,7 +125,7 @@ def _as_json(row: Row) -> dict[str, Any]:
 def _show(rows: list[Row], title: str, unreadable: int) -> None:
     title = escape(f"{title}: stoker against dataset[index]")
     table = Table(title=title, title_justify="left")
-    table.add_column("after")
+    table.add_column("after", overflow="fold")
     table.add_column("tier")
     for column in ("samples", "identical", "largest difference", "mean difference"):
         table.add_column(column, justify="right")

@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, JpegImagePlugin
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from stoker.engine import native_files
 from stoker.genuine import Watch
 from stoker.plan import Refusal
 from stoker.sources import index
 from stoker.sources.index import Files, Images
 
 if TYPE_CHECKING:
-    from stoker import _native
+    pass
 
 _RUN = ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
 """What a loader calls of a dataset."""
@@ -89,21 +88,19 @@ class Rows:
         """
         return np.asarray(self.files.open(row))
 
-    def native(self) -> _native.Files:
-        """The native view of the table; it keeps the memory alive."""
-        files = self.files
-        return native_files(
-            files.root, files.names, files.offsets, files.max_bytes, files.max_pixels, files.upright
-        )
-
     def same_as(self, other: Rows) -> bool:
-        """True where both have the same samples, labels and transform."""
-        if self.files is not other.files or self.transform is not other.transform:
+        """True where both name the same files in the same order, with equal labels and limits."""
+        a, b = self.files, other.files
+        limits = [(f.root, f.upright, f.max_pixels, f.max_bytes) for f in (a, b)]
+        if limits[0] != limits[1] or (self.rows is None) != (other.rows is None):
             return False
-        if (self.rows is None) != (other.rows is None) or len(self) != len(other):
-            return False
-        same = self.rows is None or other.rows is None or np.array_equal(self.rows, other.rows)
-        return same and np.array_equal(self.labels, other.labels)
+        pairs: list[tuple[Any, Any]] = [
+            (a.names, b.names),
+            (a.offsets, b.offsets),
+            (self.labels, other.labels),
+            (self.rows, other.rows),
+        ]
+        return all(one is two or np.array_equal(one, two) for one, two in pairs)
 
 
 _MISSING = object()
