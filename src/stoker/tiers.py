@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +26,26 @@ class Lowered:
     rows: Rows
 
 
+_one_at_a_time = threading.RLock()
+"""Proving a plan seeds the process's generators: another thread's proof would draw from them."""
+
+
+def _renew_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def lower(dataset: Any) -> Lowered | Refusal:
     """The proven plan of ``dataset`` as it is now, or the first thing that prevents one."""
+    with _one_at_a_time:
+        return _lower(dataset)
+
+
+def _lower(dataset: Any) -> Lowered | Refusal:
     if level() == "scalar":
         # The scalar kernels are the reference: a fraction of the speed of Pillow's own.
         return Refusal("processor", "there are no fast kernels for it", "use x86-64 with AVX2")
