@@ -105,6 +105,13 @@ class Batch:
         return [Failure(*failure) for failure in self.native.failures()]
 
 
+def _end_daemon_at_exit() -> None:
+    """Ends a daemon thread that still loops while the interpreter exits, without a traceback."""
+    main = threading.main_thread()
+    if not main.is_alive() and threading.current_thread() is not main:
+        raise SystemExit
+
+
 class Session:
     """One loader's share of the pool.
 
@@ -113,6 +120,7 @@ class Session:
     """
 
     def __init__(self, threads: int) -> None:
+        _end_daemon_at_exit()
         self.threads = threads
         self._pool = _the_pool()
         self._native = self._pool.open_session(threads)
@@ -128,6 +136,15 @@ class Session:
     def usable(self) -> bool:
         """False once closed, and in a child forked after it was made."""
         return not self.closed and self.is_ours()
+
+    def require_usable(self) -> None:
+        """Raises RuntimeError where nothing can be had from the session any more."""
+        if not self.usable:
+            _end_daemon_at_exit()
+            raise RuntimeError(
+                "the loader was closed, or this process was forked, since this iterator was made; "
+                "ask for iter(loader) again"
+            )
 
     def submit(
         self,
@@ -196,10 +213,10 @@ class Session:
         """Cancels what is in flight and gives the threads back. Idempotent."""
         if self.closed:
             return
+        self.closed = True  # first, for a thread that waits for one of the batches
         if self.is_ours():
             self.cancel(list(self._live))
             self._pool.close_session(self._native)
-        self.closed = True
 
 
 def native_files(

@@ -140,7 +140,8 @@ class Feed:
         """Waits for a batch; returns the samples that failed.
 
         Raises:
-            RuntimeError: ``timeout`` seconds (0: no limit) have passed, as torch's loader does.
+            RuntimeError: ``timeout`` seconds (0: no limit) have passed, as torch's loader does; or
+                the loader was closed meanwhile.
         """
         if self.session.threads == 0:
             while self.fallback.serve_one(0.0):
@@ -148,10 +149,12 @@ class Feed:
             return job.batch.failures()
         deadline = time.monotonic() + timeout if timeout else float("inf")
         while not self.session.wait(job.batch, 1.0, watch=not self.fallback.started):
+            self.session.require_usable()
             if time.monotonic() >= deadline:
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
             if not self.fallback.started and self.session.declines():
                 self.fallback.start()
+        self.session.require_usable()  # else the batch was cancelled
         return job.batch.failures()
 
     def error(self, job: Job, failure: Failure) -> DecodeError:

@@ -160,11 +160,7 @@ class LoweredIterator:
             return
 
     def __next__(self) -> Any:
-        if not self.feed.session.usable:
-            raise RuntimeError(
-                "the loader was closed, or this process was forked, since this iterator was made; "
-                "ask for iter(loader) again"
-            )
+        self.feed.session.require_usable()
         self._start(self.feed.depth)
         if not self._jobs:
             error, self._error = self._error, None
