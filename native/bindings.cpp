@@ -134,8 +134,8 @@ nb::object new_tensor(PixelFormat format, size_t channels, size_t height, size_t
   return make(uint8_t{});
 }
 
-// Waits in slices, so that Ctrl-C is seen. done() runs without the GIL and returns true when there
-// is nothing to wait for.
+// Waits, or works, in slices, so that Ctrl-C is seen. done() runs without the GIL and returns true
+// when there is nothing to wait for.
 template <class Wait>
 bool wait_interruptibly(double seconds, Wait done) {
   using Clock = std::chrono::steady_clock;
@@ -478,7 +478,15 @@ void bind_engine(nb::module_& module) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("close_session", &Pool::close_session, nb::call_guard<nb::gil_scoped_release>())
       .def("submit", &Pool::submit, nb::call_guard<nb::gil_scoped_release>())
-      .def("run_here", &Pool::run_here, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "run_here",
+          [](Pool& pool, Session& session, const std::shared_ptr<Batch>& batch) {
+            constexpr double kForever = 1e9;
+            wait_interruptibly(kForever, [&](std::chrono::milliseconds slice) {
+              return pool.run_here(session, batch, slice);
+            });
+          },
+          "session"_a, "batch"_a)
       .def(
           "wait",
           [](Pool& pool, Session& session, Batch& batch, double seconds, bool watch) {

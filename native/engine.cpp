@@ -160,10 +160,15 @@ void Pool::finish(Session& session, Batch& batch, int sample, Status status) {
   }
 }
 
-void Pool::run_here(Session& session, const std::shared_ptr<Batch>& batch) {
+bool Pool::run_here(Session& session, const std::shared_ptr<Batch>& batch,
+                    std::chrono::milliseconds slice) {
   Executor& executor = calling_thread_executor(level_);
-  for (int i; (i = batch->next.fetch_add(1)) < batch->size();)
+  const auto until = std::chrono::steady_clock::now() + slice;
+  for (int i; (i = batch->next.fetch_add(1)) < batch->size();) {
     run_sample(executor, session, batch, i);
+    if (std::chrono::steady_clock::now() >= until) return i + 1 == batch->size();
+  }
+  return true;
 }
 
 bool Pool::wait(Session& session, Batch& batch, std::chrono::milliseconds timeout, bool watch) {

@@ -72,8 +72,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   void close_session(const std::shared_ptr<Session>& session);
 
   void submit(const std::shared_ptr<Session>& session, std::shared_ptr<Batch> batch);
-  // Runs every sample on the calling thread.
-  void run_here(Session& session, const std::shared_ptr<Batch>& batch);
+  // Runs samples on the calling thread for about as long as `slice`; true when all have been run.
+  bool run_here(Session& session, const std::shared_ptr<Batch>& batch,
+                std::chrono::milliseconds slice);
   // True when the batch is finished; false after `timeout`, or with `watch` as soon as a declined
   // sample waits.
   bool wait(Session& session, Batch& batch, std::chrono::milliseconds timeout, bool watch);

@@ -170,7 +170,11 @@ class Session:
         )
         batch = Batch(native, rows, memory)
         if self.threads == 0:
-            self._pool.run_here(self._native, native)
+            try:
+                self._pool.run_here(self._native, native)
+            except BaseException:  # Ctrl-C: nobody will ask for what it has declined
+                self._pool.cancel(self._native, native)
+                raise
         else:
             self._live.add(batch)
             self._pool.submit(self._native, native)
