@@ -314,23 +314,23 @@ void bind_plan(nb::module_& module) {
         Steps steps;
         const Status status = resolve(plan, width, height, generator, steps);
         nb::list list;
-        const char* kinds[] = {"crop", "resize", "flip_x", "flip_y", "pad", "gray"};
         const char* filters[] = {"nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"};
         const char* modes[] = {"constant", "edge", "reflect", "symmetric"};
         for (int i = 0; i < steps.count && status == Status::ok; i++) {
           const Step& step = steps.items[i];
           nb::dict item;
-          item["kind"] = kinds[static_cast<int>(step.kind)];
+          item["kind"] = std::string(kStepNames[static_cast<int>(step.kind)]);
           item["width"] = step.width;
           item["height"] = step.height;
           item["x"] = step.x;
           item["y"] = step.y;
-          if (step.kind == Step::Kind::resize)
-            item["filter"] = filters[static_cast<int>(step.filter)];
-          if (step.kind == Step::Kind::pad) {
-            item["mode"] = modes[static_cast<int>(step.mode)];
-            item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
-          }
+          item["filter"] = filters[static_cast<int>(step.filter)];
+          item["mode"] = modes[static_cast<int>(step.mode)];
+          item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
+          item["amount"] = step.amount;
+          const double (&m)[6] = step.matrix;
+          item["matrix"] = nb::make_tuple(m[0], m[1], m[2], m[3], m[4], m[5]);
+          item["erased_size"] = nb::make_tuple(step.erased_height, step.erased_width);
           list.append(item);
         }
         return nb::make_tuple(name(status), list, generator.drawn());
