@@ -132,7 +132,11 @@ bool Resolver::color_jitter(const double* n) {
 bool Resolver::random_operation(const double* n) {
   // torchvision compares tensors (in float32) or Python's floats.
   const bool done = n[1] == 0 ? happens(n[0]) : double{generator_.uniform()} < n[0];
-  return !done || operate(static_cast<Operation>(static_cast<int>(n[2])), n[3], {});
+  if (!done) return true;
+  const auto operation = static_cast<Operation>(static_cast<int>(n[2]));
+  // Its factor itself, where policies have a magnitude to be added to 1.
+  if (operation == Operation::sharpness) return adjust(Step::Kind::sharpness, n[3]);
+  return operate(operation, n[3], {});
 }
 
 bool Resolver::augment(const double* n) {

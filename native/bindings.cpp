@@ -305,7 +305,26 @@ void bind_plan(nb::module_& module) {
                  executor.run_encoded(plan, {}, static_cast<const uint8_t*>(data.data()),
                                       data.size(), key, height, width, out);
              return {name(status), status == Status::ok ? result : nb::none()};
-           });
+           })
+      .def("run_pixels", [](const Plan& plan, const Image& image, uint32_t key, int height,
+                            int width, const std::string& level) {
+        Executor executor(level_of(level));
+        void* out = nullptr;
+        nb::object result =
+            new_tensor(plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
+                       static_cast<size_t>(height), static_cast<size_t>(width), &out);
+        const std::vector<uint8_t> pixels = dense(image);
+        const int image_height = static_cast<int>(image.shape(0));
+        const int image_width = static_cast<int>(image.shape(1));
+        Status status;
+        {
+          const nb::gil_scoped_release release;
+          status = executor.run_pixels(plan, pixels.data(), ptrdiff_t{image_width} * 3,
+                                       image_height, image_width, key, height, width, out);
+        }
+        return std::make_pair(std::string(name(status)),
+                              status == Status::ok ? result : nb::none());
+      });
   module.def(
       "resolve",
       [](const Plan& plan, int width, int height, uint32_t key) {
