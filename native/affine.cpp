@@ -41,21 +41,23 @@ int coordinate(double value) {
   return value < 2147483647.0 ? static_cast<int>(value) : 2147483647;
 }
 
-// The whole source image.
+// The whole source image, and what surrounds it. A byte more than a pixel is readable and writable
+// everywhere, so pixels are copied four bytes at a time.
 struct Source {
   const uint8_t* pixels;
   ptrdiff_t stride;
   int width, height;
-  const uint8_t* row(int y) const { return pixels + y * stride; }
-  bool holds(int x, int y) const { return x >= 0 && x < width && y >= 0 && y < height; }
-};
+  uint8_t fill[4];
 
-void copy_pixel(const Source& source, int x, int y, uint8_t* out) {
-  const uint8_t* from = source.row(y) + static_cast<ptrdiff_t>(x) * 3;
-  out[0] = from[0];
-  out[1] = from[1];
-  out[2] = from[2];
-}
+  const uint8_t* row(int y) const { return pixels + y * stride; }
+  bool holds(int x, int y) const {
+    return static_cast<unsigned>(x) < static_cast<unsigned>(width) &&
+           static_cast<unsigned>(y) < static_cast<unsigned>(height);
+  }
+  void copy(int x, int y, uint8_t* out) const {
+    std::memcpy(out, holds(x, y) ? row(y) + static_cast<ptrdiff_t>(x) * 3 : fill, 4);
+  }
+};
 
 // Nearest, axes kept: positions are summed up pixel by pixel.
 void scale_nearest(const Source& source, const double (&m)[6], const Rect& wanted, uint8_t* out) {
@@ -67,7 +69,7 @@ void scale_nearest(const Source& source, const double (&m)[6], const Rect& wante
     for (int column = 0; column < wanted.right(); ++column, x += m[0]) {
       if (column < wanted.x) continue;
       const int at = coordinate(x);
-      if (source.holds(at, from)) copy_pixel(source, at, from, out);
+      source.copy(at, from, out);
       out += 3;
     }
   }
@@ -92,7 +94,7 @@ void fixed_nearest(const Source& source, const double (&m)[6], const Rect& wante
     uint32_t y = first_y + down * row_dy + across * dy;
     for (int i = 0; i < wanted.width; ++i, out += 3, x += dx, y += dy) {
       const int at = static_cast<int32_t>(x) >> 16, from = static_cast<int32_t>(y) >> 16;
-      if (source.holds(at, from)) copy_pixel(source, at, from, out);
+      source.copy(at, from, out);
     }
   }
 }
@@ -106,7 +108,7 @@ void wide_nearest(const Source& source, const double (&m)[6], const Rect& wanted
     for (int column = 0; column < wanted.right(); ++column, x += m[0], y += m[3]) {
       if (column < wanted.x) continue;
       const int at = coordinate(x), from = coordinate(y);
-      if (source.holds(at, from)) copy_pixel(source, at, from, out);
+      source.copy(at, from, out);
       out += 3;
     }
   }
@@ -161,6 +163,8 @@ void interpolate_all(const Source& source, const double (&m)[6], const Rect& wan
       const Point at = mapped(m, column + 0.5, row + 0.5);
       if (at.x >= 0.0 && at.x < source.width && at.y >= 0.0 && at.y < source.height)
         interpolate<kTaps>(source, at.x, at.y, out);
+      else
+        std::memcpy(out, source.fill, 4);
     }
 }
 
@@ -214,9 +218,12 @@ void rotation_matrix(double angle, const double* center, bool expand, int64_t& w
 }
 
 void apply_affine(const View& view, const Step& step, const Rect& wanted, uint8_t* out) {
-  const Source source{view.pixels, view.stride, view.rect.width, view.rect.height};
+  const Source source{view.pixels,
+                      view.stride,
+                      view.rect.width,
+                      view.rect.height,
+                      {step.fill[0], step.fill[1], step.fill[2], 0}};
   const double (&m)[6] = step.matrix;
-  fill_pixels(out, static_cast<int64_t>(wanted.width) * wanted.height, step.fill);
   if (step.filter == Filter::bilinear) {
     interpolate_all<2>(source, m, wanted, out);
   } else if (step.filter == Filter::bicubic) {

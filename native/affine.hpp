@@ -26,7 +26,7 @@ void rotation_matrix(double angle, const double* center, bool expand, int64_t& w
 double shear_degrees(double magnitude);
 
 // Fills `wanted` of the image after an affine step, dense rows, from the whole image before it, as
-// Pillow's Image.transform does.
+// Pillow's Image.transform does. A byte past the last row is readable in source, writable in out.
 void apply_affine(const View& source, const Step& step, const Rect& wanted, uint8_t* out);
 
 }  // namespace stoker

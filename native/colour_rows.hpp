@@ -48,7 +48,7 @@ inline uint8_t blended(int degenerate, int original, float factor) {
 // C's round() of a number that is not negative and fits.
 inline int rounded(double value) {
   const int whole = static_cast<int>(value);
-  return whole + (value - whole >= 0.5 ? 1 : 0);
+  return whole + static_cast<int>(value - whole >= 0.5);
 }
 
 void look_up(const uint8_t* table, int64_t bytes, uint8_t* row) {
@@ -121,10 +121,13 @@ inline void from_hue(const int* hues, const int* saturations, int count, Planes&
     const int a = rounded(v * (1.0 - double{fs}));
     const int b = rounded(v * (1.0 - double{fs_f}));
     const int c = rounded(v * (1.0 - fs * (1.0 - double{f})));
-    const int s = sector == 6 ? 0 : sector;
-    const int red = s == 0 || s == 5 ? v : s == 1 ? b : s == 4 ? c : a;
-    const int green = s == 1 || s == 2 ? v : s == 0 ? c : s == 3 ? b : a;
-    const int blue = s == 3 || s == 4 ? v : s == 2 ? c : s == 5 ? b : a;
+    // By masks: compilers make branches of chains of conditions.
+    const auto is = [sector](int value) { return -static_cast<int>(sector == value); };
+    const int is_0 = is(0) | is(6), is_1 = is(1), is_2 = is(2), is_3 = is(3), is_4 = is(4);
+    const int is_5 = is(5);
+    const int red = (v & (is_0 | is_5)) | (b & is_1) | (c & is_4) | (a & (is_2 | is_3));
+    const int green = (v & (is_1 | is_2)) | (c & is_0) | (b & is_3) | (a & (is_4 | is_5));
+    const int blue = (v & (is_3 | is_4)) | (c & is_2) | (b & is_5) | (a & (is_0 | is_1));
     p.red[i] = static_cast<uint8_t>(red);
     p.green[i] = static_cast<uint8_t>(green);
     p.blue[i] = static_cast<uint8_t>(blue);

@@ -22,6 +22,10 @@ int mirrored(int position, int size, PadMode mode) {
   return std::clamp(position, 0, size - 1);
 }
 
+void fill_row(uint8_t* row, int pixels, const uint8_t* fill) {
+  for (int i = 0; i < pixels; i++) std::memcpy(row + 3 * i, fill, 3);
+}
+
 // Copies the image, moved by (-x, -y), into `wanted`; what lies outside of the image becomes
 // `fill`.
 void copy_or_fill(const View& source, int x, int y, const Rect& wanted, const uint8_t* fill,
@@ -31,16 +35,16 @@ void copy_or_fill(const View& source, int x, int y, const Rect& wanted, const ui
   for (int row = 0; row < wanted.height; row++, out += static_cast<size_t>(wanted.width) * 3) {
     const int from = moved.y + row;
     if (inside.width <= 0 || from < inside.y || from >= inside.bottom()) {
-      fill_pixels(out, wanted.width, fill);
+      fill_row(out, wanted.width, fill);
       continue;
     }
     const int left = inside.x - moved.x;
-    fill_pixels(out, left, fill);
+    fill_row(out, left, fill);
     std::memcpy(out + 3 * left,
                 source.pixels + (from - source.rect.y) * source.stride +
                     static_cast<ptrdiff_t>(inside.x - source.rect.x) * 3,
                 static_cast<size_t>(inside.width) * 3);
-    fill_pixels(out + 3 * (left + inside.width), wanted.width - left - inside.width, fill);
+    fill_row(out + 3 * (left + inside.width), wanted.width - left - inside.width, fill);
   }
 }
 
@@ -99,10 +103,6 @@ void apply_flip_y(const View& source, uint8_t* out) {
   const size_t row_bytes = static_cast<size_t>(source.rect.width) * 3;
   for (int row = source.rect.height; row-- > 0; out += row_bytes)
     std::memcpy(out, source.pixels + row * source.stride, row_bytes);
-}
-
-void fill_pixels(uint8_t* out, int64_t count, const uint8_t* fill) {
-  for (int64_t i = 0; i < count; i++) std::memcpy(out + 3 * i, fill, 3);
 }
 
 void apply_gray(uint8_t* pixels, ptrdiff_t stride, int width, int height) {
