@@ -172,19 +172,31 @@ void interpolate_all(const Source& source, const double (&m)[6], const Rect& wan
 
 double shear_degrees(double magnitude) { return arc_tangent(magnitude) * (180.0 / kPi); }
 
-void inverse_affine_matrix(const AffineParameters& p, double (&matrix)[6]) {
+// The inverse of scale * rotation * shear, moved so that the center maps to itself plus the
+// translation. The two versions of torchvision round differently.
+void inverse_affine_matrix(const AffineParameters& p, int version, double (&matrix)[6]) {
   const double angle = radians(p.angle), sx = radians(p.shear[0]), sy = radians(p.shear[1]);
   const double cx = p.center[0], cy = p.center[1], tx = p.translate[0], ty = p.translate[1];
-  const double a = cosine(angle - sy) / cosine(sy);
-  const double b = -cosine(angle - sy) * tangent(sx) / cosine(sy) - sine(angle);
-  const double c = sine(angle - sy) / cosine(sy);
-  const double d = -sine(angle - sy) * tangent(sx) / cosine(sy) + cosine(angle);
+  const double a = cosine(angle - sy) / cosine(sy), c = sine(angle - sy) / cosine(sy);
+  double b, d;
+  if (version == 1) {
+    b = -cosine(angle - sy) * tangent(sx) / cosine(sy) - sine(angle);
+    d = -sine(angle - sy) * tangent(sx) / cosine(sy) + cosine(angle);
+  } else {
+    b = -(a * tangent(sx) + sine(angle));
+    d = cosine(angle) - c * tangent(sx);
+  }
   const double inverse[6] = {d, -b, 0.0, -c, a, 0.0};
   for (int i = 0; i < 6; ++i) matrix[i] = inverse[i] / p.scale;
-  matrix[2] += matrix[0] * (-cx - tx) + matrix[1] * (-cy - ty);
-  matrix[5] += matrix[3] * (-cx - tx) + matrix[4] * (-cy - ty);
-  matrix[2] += cx;
-  matrix[5] += cy;
+  if (version == 1) {
+    matrix[2] += matrix[0] * (-cx - tx) + matrix[1] * (-cy - ty);
+    matrix[5] += matrix[3] * (-cx - tx) + matrix[4] * (-cy - ty);
+    matrix[2] += cx;
+    matrix[5] += cy;
+  } else {
+    matrix[2] += cx - matrix[0] * (cx + tx) - matrix[1] * (cy + ty);
+    matrix[5] += cy - matrix[3] * (cx + tx) - matrix[4] * (cy + ty);
+  }
 }
 
 void rotation_matrix(double angle, const double* center, bool expand, int64_t& width,

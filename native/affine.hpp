@@ -14,8 +14,8 @@ struct AffineParameters {
   double center[2] = {0, 0}, translate[2] = {0, 0}, shear[2] = {0, 0};
 };
 
-// Step::matrix of functional.affine.
-void inverse_affine_matrix(const AffineParameters& parameters, double (&matrix)[6]);
+// Step::matrix of functional.affine of torchvision.transforms (version 1) or its v2.
+void inverse_affine_matrix(const AffineParameters& parameters, int version, double (&matrix)[6]);
 
 // Step::matrix of Pillow's Image.rotate for an angle in [0, 360); with `expand`, width and height
 // become those of the result.

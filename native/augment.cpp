@@ -70,7 +70,8 @@ bool Resolver::rotate(double angle, bool expand, const double* center, const Sam
   return affine(matrix, width, height, sampling);
 }
 
-bool Resolver::operate(Operation operation, double magnitude, const Sampling& sampling) {
+bool Resolver::operate(Operation operation, double magnitude, int version,
+                       const Sampling& sampling) {
   const auto enhance = [&](Step::Kind kind) {
     // A factor of 1 gives a copy.
     return static_cast<float>(1.0 + magnitude) == 1.0f || adjust(kind, 1.0 + magnitude);
@@ -101,7 +102,7 @@ bool Resolver::operate(Operation operation, double magnitude, const Sampling& sa
     case Operation::invert: return simple(Step::Kind::invert);
   }
   double matrix[6];
-  inverse_affine_matrix(parameters, matrix);
+  inverse_affine_matrix(parameters, version, matrix);
   return affine(matrix, width_, height_, sampling);
 }
 
@@ -136,7 +137,7 @@ bool Resolver::random_operation(const double* n) {
   const auto operation = static_cast<Operation>(static_cast<int>(n[2]));
   // Its factor itself, where policies have a magnitude to be added to 1.
   if (operation == Operation::sharpness) return adjust(Step::Kind::sharpness, n[3]);
-  return operate(operation, n[3], {});
+  return operate(operation, n[3], 1, {});
 }
 
 bool Resolver::augment(const double* n) {
@@ -156,7 +157,7 @@ bool Resolver::augment(const double* n) {
       const bool negative = second ? generator_.uniform() <= 0.5f : generator_.below(2) != 0;
       if (negative) value = -value;
     }
-    if (!operate(operation, value, sampling)) return false;
+    if (!operate(operation, value, second ? 2 : 1, sampling)) return false;
   }
   return true;
 }
@@ -179,7 +180,7 @@ bool Resolver::auto_augment(const double* n) {
     const double scale[2] = {n[5], entry[4]};
     double value = magnitude(operation, entry[3], scale);
     if (entry[2] != 0 && (second ? generator_.uniform() <= 0.5f : negative[i])) value = -value;
-    if (!operate(operation, value, sampling)) return false;
+    if (!operate(operation, value, second ? 2 : 1, sampling)) return false;
   }
   return true;
 }
@@ -207,7 +208,7 @@ bool Resolver::random_affine(const double* n) {
   parameters.center[1] = n[13] != 0 ? n[15] : static_cast<double>(height_) * 0.5;
   if (!(parameters.scale > 0)) return false;
   double matrix[6];
-  inverse_affine_matrix(parameters, matrix);
+  inverse_affine_matrix(parameters, static_cast<int>(n[21]), matrix);
   return affine(matrix, width_, height_, sampling_of(n + 16));
 }
 

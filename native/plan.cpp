@@ -38,7 +38,7 @@ namespace {
 //   random_rotation      degrees from, to, fused, expand, centred, center x, y, filter, fill x 3
 //   random_affine        degrees from, to, translate given, x, y, scale given, from, to, shears
 //                          (0, 2 or 4), from, to, from, to, center given, x, y, filter, fill x 3,
-//                          fused
+//                          fused, version
 //   random_erasing       probability, scale from, to, log(ratio) from, to, fused, bits of the value
 //                          in each of 3 channels
 //
@@ -69,7 +69,7 @@ constexpr Description kDescriptions[] = {
     {"augment", Op::Kind::augment, 11, true, 2},
     {"auto_augment", Op::Kind::auto_augment, 7, true, 4},
     {"random_rotation", Op::Kind::random_rotation, 11, true, 2},
-    {"random_affine", Op::Kind::random_affine, 21, true, 1},
+    {"random_affine", Op::Kind::random_affine, 22, true, 1},
     {"random_erasing", Op::Kind::random_erasing, 9, true, 1},
 };
 
@@ -198,6 +198,7 @@ void validate(std::string_view name, const Op& op) {
       require(n[8] == 0 || n[8] == 2 || n[8] == 4, name, "0, 2 or 4 shears");
       for (int i = 0; i < 2; ++i)
         require(n[8] <= 2 * i || ascending(n + 9 + 2 * i, -1e6, 1e6), name, "shear out of range");
+      require(whole(n[21], 1, 2), name, "version 1 or 2");
       require(sampling(n + 16), name, "filter or fill out of range");
       break;
     case Op::Kind::random_erasing:

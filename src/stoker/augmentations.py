@@ -260,6 +260,7 @@ class RandomAffine:
         center: x and y of what stays in place; None: the middle.
         sampling: filter and fill.
         fused: see ``ColorJitter``.
+        version: 1 or 2; torchvision.transforms and its v2 round matrices differently.
     """
 
     name: ClassVar[str] = "random_affine"
@@ -271,6 +272,7 @@ class RandomAffine:
     center: Range | None
     sampling: Sampling
     fused: bool
+    version: int
 
     def numbers(self) -> list[float]:
         """Its parameters in the order that the native core reads."""
@@ -279,7 +281,7 @@ class RandomAffine:
             numbers += [pair is not None, *(pair or (0, 0))]
         numbers += [len(self.shear), *(self.shear + (0.0,) * 4)[:4]]
         numbers += [self.center is not None, *(self.center or (0, 0))]
-        return [*numbers, *self.sampling.numbers(), self.fused]
+        return [*numbers, *self.sampling.numbers(), self.fused, self.version]
 
     def __str__(self) -> str:
         return f"RandomAffine({_interval(self.degrees)}, {self.sampling.filter})"

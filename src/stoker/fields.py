@@ -25,9 +25,7 @@ class Fields:
         size: (height, width) of the image that it gets, where that is fixed.
     """
 
-    def __init__(
-        self, transform: Any, version: int, bands: str, size: Size | None = None
-    ) -> None:
+    def __init__(self, transform: Any, version: int, bands: str, size: Size | None = None) -> None:
         self.transform, self.values = transform, vars(transform)
         self.version, self.bands, self.size = version, bands, size
 

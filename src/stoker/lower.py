@@ -150,9 +150,7 @@ RULES: dict[str, Rule] = {
     "RandomGrayscale": Rule(
         "geometry", _BOTH, "p", lambda fields: ops.RandomGrayscale(fields.probability())
     ),
-    "ColorJitter": Rule(
-        "geometry", _BOTH, "brightness contrast saturation hue", more.color_jitter
-    ),
+    "ColorJitter": Rule("geometry", _BOTH, "brightness contrast saturation hue", more.color_jitter),
     "RandomInvert": Rule(
         "geometry", _BOTH, "p", lambda fields: more.random_operation(fields, "Invert")
     ),
@@ -230,7 +228,7 @@ RULES: dict[str, Rule] = {
         _BOTH,
         "p scale ratio _log_ratio value inplace",
         more.random_erasing,
-        "with a number, or one for each channel, as value; not `\"random\"`",
+        'with a number, or one for each channel, as value; not `"random"`',
     ),
 }
 """The lowering table."""
@@ -407,8 +405,10 @@ def _erased(image: Any, attributes: dict[str, Any]) -> Any:
 
 def _bits(image: torch.Tensor) -> _Bits:
     """The bits of the first pixel's values in 3 channels."""
-    values = image[:, 0, 0].expand(3).contiguous().numpy(force=True)
-    return tuple(values.view(f"u{values.itemsize}").tolist())
+    kinds = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF)}
+    dtype, mask = kinds[image.element_size()]
+    red, green, blue = image[:, 0, 0].expand(3).contiguous().view(dtype).tolist()
+    return red & mask, green & mask, blue & mask
 
 
 _Triple = tuple[float, float, float]

@@ -48,7 +48,9 @@ def color_jitter(fields: Fields) -> ops.ColorJitter:
     def part(name: str, least: float, greatest: float) -> ops.Range | None:
         return None if fields.get(name) is None else fields.range(name, least, greatest)
 
-    factors = [part(name, 0.0, _LARGEST_FACTOR) for name in ("brightness", "contrast", "saturation")]
+    factors = [
+        part(name, 0.0, _LARGEST_FACTOR) for name in ("brightness", "contrast", "saturation")
+    ]
     return ops.ColorJitter(*factors, part("hue", -0.5, 0.5), fused())
 
 
@@ -139,15 +141,11 @@ def rand_augment(fields: Fields, transform: Any) -> ops.Augment:
             f"num_ops={rounds}, magnitude={index}", f"give at most 12 and below {bins}"
         )
     choices = tuple(
-        Choice(
-            name, signed, values is not None, (_magnitude(fields, name, values, index, True),)
-        )
+        Choice(name, signed, values is not None, (_magnitude(fields, name, values, index, True),))
         for name, (values, signed) in _space(fields, transform, bins).items()
     )
     sampling = _sampling(fields)
-    return ops.Augment(
-        "RandAugment", fields.version, rounds, sampling, False, bins, index, choices
-    )
+    return ops.Augment("RandAugment", fields.version, rounds, sampling, False, bins, index, choices)
 
 
 def trivial_augment(fields: Fields, transform: Any) -> ops.Augment:
@@ -163,9 +161,7 @@ def trivial_augment(fields: Fields, transform: Any) -> ops.Augment:
         for name, (values, signed) in _space(fields, transform, bins).items()
     )
     sampling = _sampling(fields)
-    return ops.Augment(
-        "TrivialAugmentWide", fields.version, 1, sampling, True, bins, 0, choices
-    )
+    return ops.Augment("TrivialAugmentWide", fields.version, 1, sampling, True, bins, 0, choices)
 
 
 def auto_augment(fields: Fields, transform: Any) -> ops.AutoAugment:
@@ -174,18 +170,24 @@ def auto_augment(fields: Fields, transform: Any) -> ops.AutoAugment:
     space = _space(fields, transform, bins)
 
     def step(given: Any) -> PolicyStep:
-        operation, p, index = given
-        values, signed = space[operation]
-        if (index is None) != (values is None):
+        known = isinstance(given, list | tuple) and len(given) == 3 and given[0] in space
+        values, signed = space[given[0]] if known else (None, False)
+        if not known or (given[2] is None) != (values is None) or given[2] not in _indices(values):
             raise UnfitError(f"has an unknown policy {given}", "use torchvision's policies")
-        index = fields.whole(0 if index is None else index, "magnitude", 0)
+        operation, p, index = given
         p = fields.number(p, "probability", 0.0, 1.0)
         magnitude = _magnitude(fields, operation, values, index, True)
-        return PolicyStep(operation, p, signed, magnitude, index)
+        return PolicyStep(operation, p, signed, magnitude, index or 0)
 
     policies = fields.get("_policies" if fields.version == 2 else "policies")
+    if type(policies) is not list or not all(len(pair) == 2 for pair in policies) or not policies:
+        raise UnfitError("policies are not a list of pairs", "use torchvision's policies")
     pairs = tuple((step(first), step(second)) for first, second in policies)
     return ops.AutoAugment(fields.version, _sampling(fields), bins, pairs)
+
+
+def _indices(values: Any) -> list[int | None]:
+    return [None] if values is None else [*range(len(values))]
 
 
 def _pair_or_none(fields: Fields, name: str, least: float, greatest: float) -> ops.Range | None:
@@ -224,6 +226,7 @@ def random_affine(fields: Fields) -> ops.RandomAffine:
         _pair_or_none(fields, "center", -1e5, 1e5),
         _sampling(fields),
         fused(),
+        fields.version,
     )
 
 

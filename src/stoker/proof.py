@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import default_collate
 
-from stoker.draws import generators_kept, seed_generators
 from stoker.augmentations import Augment, AutoAugment, Choice, ColorJitter, Sampling
+from stoker.draws import generators_kept, seed_generators
 from stoker.engine import ExpTable, Generator, moved_by, result_size, run_encoded
 from stoker.plan import Plan, RandomCrop, Refusal, Size, Tail
 

@@ -28,6 +28,9 @@ _TENSOR = """
     uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __le__ __ge__
     as_subclass clone round int __getitem__ __setitem__ __float__ __int__ __rsub__ __truediv__
 """
+_TORCH = """
+    rand empty randint randperm linspace arange exp log tensor as_tensor from_numpy stack is_tensor
+"""
 _IMAGE = """
     resize crop transpose convert copy paste load tobytes getbands _new _crop __array_interface__
     rotate transform _Image__transformer point histogram filter split
@@ -37,7 +40,7 @@ _CALLED: list[tuple[Any, str]] = [
     (nn.Module, "__call__ _wrapped_call_impl _call_impl __getattr__ __getattribute__"),
     (nn.Sequential, "forward __iter__ __getitem__ __len__"),
     (nn.Identity, "forward"),
-    (torch, "rand empty randint randperm linspace arange exp log tensor as_tensor from_numpy stack is_tensor"),
+    (torch, _TORCH),
     (torch.Tensor, _TENSOR),
     (Image, "new merge fromarray blend"),
     (Image.Image, _IMAGE),
