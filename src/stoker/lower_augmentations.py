@@ -48,10 +48,10 @@ def color_jitter(fields: Fields) -> ops.ColorJitter:
     def part(name: str, least: float, greatest: float) -> ops.Range | None:
         return None if fields.get(name) is None else fields.range(name, least, greatest)
 
-    factors = [
+    brightness, contrast, saturation = (
         part(name, 0.0, _LARGEST_FACTOR) for name in ("brightness", "contrast", "saturation")
-    ]
-    return ops.ColorJitter(*factors, part("hue", -0.5, 0.5), fused())
+    )
+    return ops.ColorJitter(brightness, contrast, saturation, part("hue", -0.5, 0.5), fused())
 
 
 def random_operation(
@@ -241,7 +241,7 @@ def random_erasing(fields: Fields) -> ops.RandomErasing:
 def erasing_values(attributes: dict[str, Any]) -> list[float]:
     """The value or values that a RandomErasing writes."""
     value = attributes.get("value")
-    values = list(value) if isinstance(value, list | tuple) else [value]
+    values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
     if not all(type(v) in (int, float) and abs(v) < 1e9 for v in values):
         raise UnfitError(f"value={value!r}", "give a number, or one for each channel")
     return [float(v) for v in values]
