@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "affine_kernels.hpp"
+
 namespace stoker {
 namespace {
 
@@ -41,23 +43,12 @@ int coordinate(double value) {
   return value < 2147483647.0 ? static_cast<int>(value) : 2147483647;
 }
 
-// The whole source image, and what surrounds it. A byte more than a pixel is readable and writable
-// everywhere, so pixels are copied four bytes at a time.
-struct Source {
-  const uint8_t* pixels;
-  ptrdiff_t stride;
-  int width, height;
-  uint8_t fill[4];
+using Source = AffineSource;
 
-  const uint8_t* row(int y) const { return pixels + y * stride; }
-  bool holds(int x, int y) const {
-    return static_cast<unsigned>(x) < static_cast<unsigned>(width) &&
-           static_cast<unsigned>(y) < static_cast<unsigned>(height);
-  }
-  void copy(int x, int y, uint8_t* out) const {
-    std::memcpy(out, holds(x, y) ? row(y) + static_cast<ptrdiff_t>(x) * 3 : fill, 4);
-  }
-};
+void copy(const Source& source, int x, int y, uint8_t* out) {
+  std::memcpy(out, source.holds(x, y) ? source.row(y) + static_cast<ptrdiff_t>(x) * 3 : source.fill,
+              4);
+}
 
 // Nearest, axes kept: positions are summed up pixel by pixel.
 void scale_nearest(const Source& source, const double (&m)[6], const Rect& wanted, uint8_t* out) {
@@ -69,7 +60,7 @@ void scale_nearest(const Source& source, const double (&m)[6], const Rect& wante
     for (int column = 0; column < wanted.right(); ++column, x += m[0]) {
       if (column < wanted.x) continue;
       const int at = coordinate(x);
-      source.copy(at, from, out);
+      copy(source, at, from, out);
       out += 3;
     }
   }
@@ -94,7 +85,7 @@ void fixed_nearest(const Source& source, const double (&m)[6], const Rect& wante
     uint32_t y = first_y + down * row_dy + across * dy;
     for (int i = 0; i < wanted.width; ++i, out += 3, x += dx, y += dy) {
       const int at = static_cast<int32_t>(x) >> 16, from = static_cast<int32_t>(y) >> 16;
-      source.copy(at, from, out);
+      copy(source, at, from, out);
     }
   }
 }
@@ -108,7 +99,7 @@ void wide_nearest(const Source& source, const double (&m)[6], const Rect& wanted
     for (int column = 0; column < wanted.right(); ++column, x += m[0], y += m[3]) {
       if (column < wanted.x) continue;
       const int at = coordinate(x), from = coordinate(y);
-      source.copy(at, from, out);
+      copy(source, at, from, out);
       out += 3;
     }
   }
@@ -157,15 +148,25 @@ void interpolate(const Source& source, double x, double y, uint8_t* out) {
 }
 
 template <int kTaps>
-void interpolate_all(const Source& source, const double (&m)[6], const Rect& wanted, uint8_t* out) {
-  for (int row = wanted.y; row < wanted.bottom(); ++row)
-    for (int column = wanted.x; column < wanted.right(); ++column, out += 3) {
-      const Point at = mapped(m, column + 0.5, row + 0.5);
-      if (at.x >= 0.0 && at.x < source.width && at.y >= 0.0 && at.y < source.height)
-        interpolate<kTaps>(source, at.x, at.y, out);
-      else
-        std::memcpy(out, source.fill, 4);
-    }
+void interpolate_row(const Source& source, const double* m, int column, int row, int count,
+                     uint8_t* out) {
+  const double y = row + 0.5;
+  for (int i = 0; i < count; ++i, out += 3) {
+    const double x = column + i + 0.5;
+    const Point at{m[0] * x + m[1] * y + m[2], m[3] * x + m[4] * y + m[5]};
+    if (at.x >= 0.0 && at.x < source.width && at.y >= 0.0 && at.y < source.height)
+      interpolate<kTaps>(source, at.x, at.y, out);
+    else
+      std::memcpy(out, source.fill, 4);
+  }
+}
+
+Interpolate interpolation(SimdLevel level, Filter filter) {
+#if defined(STOKER_X86)
+  if (level != SimdLevel::scalar) return filter == Filter::bilinear ? kBilinearAvx2 : kBicubicAvx2;
+#endif
+  static_cast<void>(level);
+  return filter == Filter::bilinear ? interpolate_row<2> : interpolate_row<4>;
 }
 
 }  // namespace
@@ -229,17 +230,19 @@ void rotation_matrix(double angle, const double* center, bool expand, int64_t& w
   height = static_cast<int64_t>(new_height);
 }
 
-void apply_affine(const View& view, const Step& step, const Rect& wanted, uint8_t* out) {
+void apply_affine(SimdLevel level, const View& view, const Step& step, const Rect& wanted,
+                  uint8_t* out) {
   const Source source{view.pixels,
                       view.stride,
                       view.rect.width,
                       view.rect.height,
                       {step.fill[0], step.fill[1], step.fill[2], 0}};
   const double (&m)[6] = step.matrix;
-  if (step.filter == Filter::bilinear) {
-    interpolate_all<2>(source, m, wanted, out);
-  } else if (step.filter == Filter::bicubic) {
-    interpolate_all<4>(source, m, wanted, out);
+  if (step.filter != Filter::nearest) {
+    const Interpolate row = interpolation(level, step.filter);
+    for (int y = wanted.y; y < wanted.bottom();
+         ++y, out += static_cast<ptrdiff_t>(wanted.width) * 3)
+      row(source, m, wanted.x, y, wanted.width, out);
   } else if (m[1] == 0 && m[3] == 0) {
     scale_nearest(source, m, wanted, out);
   } else if (fits_fixed(m, 0, 0) && fits_fixed(m, step.width, step.height) &&

@@ -5,6 +5,7 @@
 
 #include "pixels.hpp"
 #include "plan.hpp"
+#include "simd.hpp"
 
 namespace stoker {
 
@@ -27,6 +28,7 @@ double shear_degrees(double magnitude);
 
 // Fills `wanted` of the image after an affine step, dense rows, from the whole image before it, as
 // Pillow's Image.transform does. A byte past the last row is readable in source, writable in out.
-void apply_affine(const View& source, const Step& step, const Rect& wanted, uint8_t* out);
+void apply_affine(SimdLevel level, const View& source, const Step& step, const Rect& wanted,
+                  uint8_t* out);
 
 }  // namespace stoker
