@@ -8,14 +8,6 @@
 namespace stoker {
 namespace {
 
-// Filter, red, green, blue.
-Sampling sampling_of(const double* n) {
-  Sampling sampling;
-  sampling.filter = static_cast<Filter>(static_cast<int>(n[0]));
-  for (int c = 0; c < 3; ++c) sampling.fill[c] = static_cast<uint8_t>(n[1 + c]);
-  return sampling;
-}
-
 // torch.linspace(0, most, bins)[index] for numbers of float32, as its scalar loop computes it.
 // Python compares the results with torch's for every size that comes this way.
 float linspace(double most, int bins, int index) {
@@ -26,6 +18,13 @@ float linspace(double most, int bins, int index) {
 }
 
 }  // namespace
+
+Sampling sampling_of(const double* n) {
+  Sampling sampling;
+  sampling.filter = static_cast<Filter>(static_cast<int>(n[0]));
+  for (int c = 0; c < 3; ++c) sampling.fill[c] = static_cast<uint8_t>(n[1 + c]);
+  return sampling;
+}
 
 bool Resolver::adjust(Step::Kind kind, double amount) {
   Step* step = add(kind, width_, height_);

@@ -31,6 +31,7 @@ using Rows = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Keys = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Image = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
+using DenseImage = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<nb::ro, nb::shape<3, 256>, nb::c_contig, nb::device::cpu>;
 using Triple = std::tuple<float, float, float>;
 
@@ -306,21 +307,20 @@ void bind_plan(nb::module_& module) {
                                       data.size(), key, height, width, out);
              return {name(status), status == Status::ok ? result : nb::none()};
            })
-      .def("run_pixels", [](const Plan& plan, const Image& image, uint32_t key, int height,
+      .def("run_pixels", [](const Plan& plan, const DenseImage& image, uint32_t key, int height,
                             int width, const std::string& level) {
         Executor executor(level_of(level));
         void* out = nullptr;
         nb::object result =
             new_tensor(plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
                        static_cast<size_t>(height), static_cast<size_t>(width), &out);
-        const std::vector<uint8_t> pixels = dense(image);
         const int image_height = static_cast<int>(image.shape(0));
         const int image_width = static_cast<int>(image.shape(1));
         Status status;
         {
           const nb::gil_scoped_release release;
-          status = executor.run_pixels(plan, pixels.data(), ptrdiff_t{image_width} * 3,
-                                       image_height, image_width, key, height, width, out);
+          status = executor.run_pixels(plan, image.data(), ptrdiff_t{image_width} * 3, image_height,
+                                       image_width, key, height, width, out);
         }
         return std::make_pair(std::string(name(status)),
                               status == Status::ok ? result : nb::none());
@@ -529,9 +529,7 @@ void bind_engine(nb::module_& module) {
           },
           "session"_a, "seconds"_a)
       .def("finish_pixels",
-           [](Pool& pool, Session& session, Batch& batch, int sample,
-              const nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>&
-                  image) {
+           [](Pool& pool, Session& session, Batch& batch, int sample, const DenseImage& image) {
              if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
              const nb::gil_scoped_release release;
              return std::string(name(pool.finish_pixels(

@@ -27,6 +27,8 @@ namespace {
 //   pad                  left, top, right, bottom, mode, fill x 3
 //   gray                 -
 //   random_gray          probability
+//   adjust               kind of step, amount; see Step
+//   affine               width, height, matrix x 6, filter, fill x 3; see Step
 //   color_jitter         of brightness, contrast, saturation and hue: present, from, to; fused
 //   random_operation     probability, exact (1: compared in double, 0: in float32), operation,
 //                          magnitude
@@ -64,6 +66,8 @@ constexpr Description kDescriptions[] = {
     {"pad", Op::Kind::pad, 8, false, 1},
     {"gray", Op::Kind::gray, 0, false, 1},
     {"random_gray", Op::Kind::random_gray, 1, true, 1},
+    {"adjust", Op::Kind::adjust, 2, false, 1},
+    {"affine", Op::Kind::affine, 12, false, 1},
     {"color_jitter", Op::Kind::color_jitter, 13, true, 4},
     {"random_operation", Op::Kind::random_operation, 4, true, 2},
     {"augment", Op::Kind::augment, 11, true, 2},
@@ -93,6 +97,18 @@ bool ascending(const double* range, double least, double most) {
 bool sampling(const double* n) {
   return (n[0] == 0 || n[0] == 2 || n[0] == 4) &&
          std::all_of(n + 1, n + 4, [](double v) { return whole(v, 0, 255); });
+}
+
+// A colour step and its amount.
+bool adjustment(double kind, double amount) {
+  if (!whole(kind, static_cast<double>(Step::Kind::brightness),
+             static_cast<double>(Step::Kind::equalize)))
+    return false;
+  switch (static_cast<Step::Kind>(static_cast<int>(kind))) {
+    case Step::Kind::hue: return whole(amount, -255, 255);
+    case Step::Kind::posterize: return whole(amount, 1, 8);
+    default: return std::fabs(amount) <= 1e6;
+  }
 }
 
 // An operation of a policy with its magnitude; NaN is allowed where a policy translates.
@@ -175,6 +191,14 @@ void validate(std::string_view name, const Op& op) {
       require(fill(n + 4), name, "mode or fill out of range");
       break;
     case Op::Kind::gray: break;
+    case Op::Kind::adjust:
+      require(adjustment(n[0], n[1]), name, "unknown step or amount out of range");
+      break;
+    case Op::Kind::affine:
+      require(side(n[0]) && side(n[1]), name, "size out of range");
+      require(finite(n + 2, n + 8), name, "matrix not finite");
+      require(sampling(n + 8), name, "filter or fill out of range");
+      break;
     case Op::Kind::color_jitter:
       for (int i = 0; i < 4; ++i)
         require(n[3 * i] == 0 || ascending(n + 3 * i + 1, i == 3 ? -0.5 : 0.0, i == 3 ? 0.5 : 1e6),

@@ -85,6 +85,8 @@ struct Op {
     pad,
     gray,
     random_gray,
+    adjust,
+    affine,
     color_jitter,
     random_operation,
     augment,

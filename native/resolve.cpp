@@ -35,6 +35,11 @@ bool Resolver::apply(const Op& op) {
     case Op::Kind::pad: return pad(n, n + 4);
     case Op::Kind::gray: return simple(Step::Kind::gray);
     case Op::Kind::random_gray: return !happens(n[0]) || simple(Step::Kind::gray);
+    case Op::Kind::adjust: return adjust(static_cast<Step::Kind>(static_cast<int>(n[0])), n[1]);
+    case Op::Kind::affine: {
+      const double matrix[6] = {n[2], n[3], n[4], n[5], n[6], n[7]};
+      return affine(matrix, integer(n[0]), integer(n[1]), sampling_of(n + 8));
+    }
     case Op::Kind::color_jitter: return color_jitter(n);
     case Op::Kind::random_operation: return random_operation(n);
     case Op::Kind::augment: return augment(n);

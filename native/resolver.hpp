@@ -38,6 +38,9 @@ struct Sampling {
   uint8_t fill[3] = {0, 0, 0};
 };
 
+// From filter, red, green, blue.
+Sampling sampling_of(const double* numbers);
+
 class Resolver {
  public:
   Resolver(int width, int height, Generator& generator, Steps& steps)

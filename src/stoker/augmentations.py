@@ -52,6 +52,68 @@ class Sampling:
         return [AFFINE_FILTERS[self.filter], *self.fill]
 
 
+ADJUSTMENTS = {
+    "brightness": 6,
+    "contrast": 7,
+    "saturation": 8,
+    "hue": 9,
+    "sharpness": 10,
+    "invert": 11,
+    "posterize": 12,
+    "solarize": 13,
+    "auto_contrast": 14,
+    "equalize": 15,
+}
+"""Changes of colours and their numbers in the native core."""
+
+
+@dataclass(frozen=True)
+class Adjust:
+    """Changes colours by a known amount.
+
+    Attributes:
+        kind: one of ``ADJUSTMENTS``.
+        amount: the factor; for "hue" what is added to Pillow's hue byte; bits kept or threshold; 0
+            where there is none.
+    """
+
+    name: ClassVar[str] = "adjust"
+    draws: ClassVar[bool] = False
+    kind: str
+    amount: float = 0.0
+
+    def numbers(self) -> list[float]:
+        """Its parameters in the order that the native core reads."""
+        return [ADJUSTMENTS[self.kind], self.amount]
+
+    def __str__(self) -> str:
+        return f"Adjust({self.kind}, {self.amount:g})"
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Moves pixels by a known matrix, as Pillow's ``Image.transform`` does.
+
+    Attributes:
+        size: (height, width) of the result.
+        matrix: six numbers; where each pixel of the result comes from.
+        sampling: filter and fill.
+    """
+
+    name: ClassVar[str] = "affine"
+    draws: ClassVar[bool] = False
+    size: tuple[int, int]
+    matrix: tuple[float, float, float, float, float, float]
+    sampling: Sampling
+
+    def numbers(self) -> list[float]:
+        """Its parameters in the order that the native core reads."""
+        return [self.size[1], self.size[0], *self.matrix, *self.sampling.numbers()]
+
+    def __str__(self) -> str:
+        return f"Affine({self.size[0]}x{self.size[1]}, {self.sampling.filter})"
+
+
 @dataclass(frozen=True)
 class ColorJitter:
     """Changes brightness, contrast, saturation and hue in random order.
@@ -317,7 +379,9 @@ class RandomErasing:
 
 
 Augmentation = (
-    ColorJitter
+    Adjust
+    | Affine
+    | ColorJitter
     | RandomOperation
     | Augment
     | AutoAugment

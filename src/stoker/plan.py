@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.augmentations import Augmentation, RandomRotation
+from stoker.augmentations import Affine, Augmentation, RandomRotation
 
 Size = tuple[int, int]
 """(height, width) of an image."""
@@ -256,7 +256,7 @@ Op = (
 def size_after(op: Op, size: Size | None) -> Size | None:
     """Size of an image of ``size`` after ``op``; None where it depends on the image."""
     match op:
-        case CenterCrop() | RandomCrop() | RandomResizedCrop():
+        case CenterCrop() | RandomCrop() | RandomResizedCrop() | Affine():
             return op.size
         case Resize(size=(height, width)):
             return height, width
