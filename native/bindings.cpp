@@ -31,6 +31,7 @@ using Rows = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Keys = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Image = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
+using DenseImage = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<nb::ro, nb::shape<3, 256>, nb::c_contig, nb::device::cpu>;
 using Triple = std::tuple<float, float, float>;
 
@@ -305,7 +306,25 @@ void bind_plan(nb::module_& module) {
                  executor.run_encoded(plan, {}, static_cast<const uint8_t*>(data.data()),
                                       data.size(), key, height, width, out);
              return {name(status), status == Status::ok ? result : nb::none()};
-           });
+           })
+      .def("run_pixels", [](const Plan& plan, const DenseImage& image, uint32_t key, int height,
+                            int width, const std::string& level) {
+        Executor executor(level_of(level));
+        void* out = nullptr;
+        nb::object result =
+            new_tensor(plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
+                       static_cast<size_t>(height), static_cast<size_t>(width), &out);
+        const int image_height = static_cast<int>(image.shape(0));
+        const int image_width = static_cast<int>(image.shape(1));
+        Status status;
+        {
+          const nb::gil_scoped_release release;
+          status = executor.run_pixels(plan, image.data(), ptrdiff_t{image_width} * 3, image_height,
+                                       image_width, key, height, width, out);
+        }
+        return std::make_pair(std::string(name(status)),
+                              status == Status::ok ? result : nb::none());
+      });
   module.def(
       "resolve",
       [](const Plan& plan, int width, int height, uint32_t key) {
@@ -314,23 +333,23 @@ void bind_plan(nb::module_& module) {
         Steps steps;
         const Status status = resolve(plan, width, height, generator, steps);
         nb::list list;
-        const char* kinds[] = {"crop", "resize", "flip_x", "flip_y", "pad", "gray"};
         const char* filters[] = {"nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"};
         const char* modes[] = {"constant", "edge", "reflect", "symmetric"};
         for (int i = 0; i < steps.count && status == Status::ok; i++) {
           const Step& step = steps.items[i];
           nb::dict item;
-          item["kind"] = kinds[static_cast<int>(step.kind)];
+          item["kind"] = std::string(kStepNames[static_cast<int>(step.kind)]);
           item["width"] = step.width;
           item["height"] = step.height;
           item["x"] = step.x;
           item["y"] = step.y;
-          if (step.kind == Step::Kind::resize)
-            item["filter"] = filters[static_cast<int>(step.filter)];
-          if (step.kind == Step::Kind::pad) {
-            item["mode"] = modes[static_cast<int>(step.mode)];
-            item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
-          }
+          item["filter"] = filters[static_cast<int>(step.filter)];
+          item["mode"] = modes[static_cast<int>(step.mode)];
+          item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
+          item["amount"] = step.amount;
+          const double (&m)[6] = step.matrix;
+          item["matrix"] = nb::make_tuple(m[0], m[1], m[2], m[3], m[4], m[5]);
+          item["erased_size"] = nb::make_tuple(step.erased_height, step.erased_width);
           list.append(item);
         }
         return nb::make_tuple(name(status), list, generator.drawn());
@@ -518,9 +537,7 @@ void bind_engine(nb::module_& module) {
           },
           "session"_a, "seconds"_a)
       .def("finish_pixels",
-           [](Pool& pool, Session& session, Batch& batch, int sample,
-              const nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>&
-                  image) {
+           [](Pool& pool, Session& session, Batch& batch, int sample, const DenseImage& image) {
              if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
              const nb::gil_scoped_release release;
              return std::string(name(pool.finish_pixels(

@@ -1,13 +1,17 @@
 #include "execute.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+
+#include "affine.hpp"
+#include "colour.hpp"
 
 namespace stoker {
 namespace {
 
 // Cropping inside the image, flips and gray commute with the conversion to the tensor: the fused
-// path does them on the fly.
+// path does them on the fly. Erasing comes after it.
 bool inside(const Step& step, int width, int height) {
   return step.x >= 0 && step.y >= 0 && step.x + step.width <= width &&
          step.y + step.height <= height;
@@ -26,7 +30,8 @@ bool Executor::fused(const Step& step, int index) const {
     case Step::Kind::crop: return inside(step, widths_[index], heights_[index]);
     case Step::Kind::flip_x:
     case Step::Kind::flip_y:
-    case Step::Kind::gray: return true;
+    case Step::Kind::gray:
+    case Step::Kind::erase: return true;
     default: return false;
   }
 }
@@ -55,10 +60,8 @@ Status Executor::geometry(const Plan& plan, int image_height, int image_width, u
       Resize resize{widths_[i], heights_[i], step.width, step.height, regions_[i + 1]};
       resize.filter = step.filter;
       resize.order = plan.order;
-      if (i == last_) {
-        for (int j = i + 1; j < steps_.count; j++)
-          resize.flip_x ^= steps_.items[j].kind == Step::Kind::flip_x;
-      }
+      for (int j = i + 1; j < (i == last_ ? steps_.count : std::min(i + 2, steps_.count)); j++)
+        resize.flip_x ^= steps_.items[j].kind == Step::Kind::flip_x;
       region = resampler_.prepare(resize);
       prepared_ = i;
     } else {
@@ -67,6 +70,33 @@ Status Executor::geometry(const Plan& plan, int image_height, int image_width, u
     }
   }
   return Status::ok;
+}
+
+// Writes the erased rectangles into the tensor; flips that follow an erasing move it.
+void Executor::erase(const Plan& plan, void* out) const {
+  const int64_t plane = int64_t{steps_.width} * steps_.height;
+  for (int i = last_ + 1; i < steps_.count; i++) {
+    const Step& step = steps_.items[i];
+    if (step.kind != Step::Kind::erase) continue;
+    Rect rect{step.x, step.y, step.erased_width, step.erased_height};
+    for (int j = i + 1; j < steps_.count; j++) {
+      if (steps_.items[j].kind == Step::Kind::flip_x) rect.x = steps_.width - rect.right();
+      if (steps_.items[j].kind == Step::Kind::flip_y) rect.y = steps_.height - rect.bottom();
+    }
+    const auto fill = [&]<class T>(T* data) {
+      for (int c = 0; c < plan.conversion.channels; c++, data += plane) {
+        const T value = static_cast<T>(
+            plan.erasures[static_cast<size_t>(step.erasure)][static_cast<size_t>(c)]);
+        for (int y = rect.y; y < rect.bottom(); y++)
+          std::fill_n(data + int64_t{y} * steps_.width + rect.x, rect.width, value);
+      }
+    };
+    switch (plan.conversion.format) {
+      case PixelFormat::f32_chw: fill(static_cast<uint32_t*>(out)); break;
+      case PixelFormat::u16_chw: fill(static_cast<uint16_t*>(out)); break;
+      default: fill(static_cast<uint8_t*>(out));
+    }
+  }
 }
 
 // From the source region to the tensor. `view` lies in image_, spare_ or both in turn; kRowSlack
@@ -90,14 +120,24 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
   }
   for (int i = 0; i <= last_; i++) {
     const Step& step = steps_.items[i];
+    // A flip is cheapest where the resize before it writes.
+    const bool turned = step.kind == Step::Kind::resize && i < last_ &&
+                        steps_.items[i + 1].kind == Step::Kind::flip_x;
     const Rect& wanted = regions_[i + 1];
     if (step.kind == Step::Kind::crop && inside(step, widths_[i], heights_[i])) {
       view.rect.x -= step.x;
       view.rect.y -= step.y;
       continue;
     }
+    // The pixels are ours: every path here has copied or decoded them into scratch.
+    if (is_colour(step.kind)) {
+      apply_colour(level_, step, view, wanted);
+      view.pixels += (wanted.y - view.rect.y) * view.stride +
+                     static_cast<ptrdiff_t>(wanted.x - view.rect.x) * 3;
+      view.rect = wanted;
+      continue;
+    }
     if (step.kind == Step::Kind::gray) {
-      // The pixels are ours: every path here has copied or decoded them into scratch.
       apply_gray(const_cast<uint8_t*>(view.pixels), view.stride, view.rect.width, view.rect.height);
       continue;
     }
@@ -106,12 +146,13 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
         Resize resize{widths_[i], heights_[i], step.width, step.height, wanted};
         resize.filter = step.filter;
         resize.order = plan.order;
-        resize.flip_x = i == last_ && flip_x;
+        resize.flip_x = turned || (i == last_ && flip_x);
         resampler_.prepare(resize);
         prepared_ = i;
       }
       if (i == last_) {
         resampler_.run(view.pixels, view.stride, end_of(view), output);
+        erase(plan, out);
         return Status::ok;
       }
     }
@@ -121,6 +162,10 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
       case Step::Kind::pad: apply_pad(view, step, widths_[i], heights_[i], wanted, target); break;
       case Step::Kind::flip_x: apply_flip_x(view, target); break;
       case Step::Kind::flip_y: apply_flip_y(view, target); break;
+      case Step::Kind::affine: apply_affine(level_, view, step, wanted, target); break;
+      case Step::Kind::sharpness:
+        apply_sharpness(level_, view, step, widths_[i], heights_[i], wanted, target);
+        break;
       default: {
         Conversion bytes;
         Output intermediate;
@@ -132,11 +177,13 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
         resampler_.run(view.pixels, view.stride, end_of(view), intermediate);
       }
     }
-    view = {target, static_cast<ptrdiff_t>(wanted.width) * 3, wanted};
+    if (turned) i++;
+    view = {target, static_cast<ptrdiff_t>(wanted.width) * 3, regions_[i + 1]};
     image_.swap(spare_);
   }
   uint8_t* line = line_.need(static_cast<size_t>(steps_.width) * 3 + 2 * kRowSlack);
   convert_rows(level_, view.pixels, view.stride, 0, steps_.height, flip_x, line, output);
+  erase(plan, out);
   return Status::ok;
 }
 

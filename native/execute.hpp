@@ -43,6 +43,7 @@ class Executor {
                   int width);
   bool fused(const Step& step, int index) const;
   Status finish(const Plan& plan, View view, void* out);
+  void erase(const Plan& plan, void* out) const;
 
   SimdLevel level_;
   jpeg::Decoder decoder_;

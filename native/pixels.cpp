@@ -61,6 +61,12 @@ Rect source_region(const Step& step, int width, int height, const Rect& wanted) 
     case Step::Kind::pad:
       if (step.mode != PadMode::constant) return whole;
       return intersect({wanted.x - step.x, wanted.y - step.y, wanted.width, wanted.height}, whole);
+    case Step::Kind::sharpness:
+      return intersect({wanted.x - 1, wanted.y - 1, wanted.width + 2, wanted.height + 2}, whole);
+    case Step::Kind::contrast:
+    case Step::Kind::auto_contrast:
+    case Step::Kind::equalize:
+    case Step::Kind::affine: return whole;
     default: return wanted;
   }
 }

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "resolver.hpp"
+
 namespace stoker {
 namespace {
 
@@ -25,14 +27,33 @@ namespace {
 //   pad                  left, top, right, bottom, mode, fill x 3
 //   gray                 -
 //   random_gray          probability
+//   adjust               kind of step, amount; see Step
+//   affine               width, height, matrix x 6, filter, fill x 3; see Step
+//   color_jitter         of brightness, contrast, saturation and hue: present, from, to; fused
+//   random_operation     probability, exact (1: compared in double, 0: in float32), operation,
+//                          magnitude
+//   augment              version, rounds, filter, fill x 3, drawn (1: each round draws one of the
+//                          magnitudes), bins, index, magnitudes per operation, operations; of each
+//                          operation: itself, signed, graded, its magnitudes
+//   auto_augment         version, filter, fill x 3, bins, policies; of each policy twice:
+//                          operation, probability, signed, magnitude, index
+//   random_rotation      degrees from, to, fused, expand, centred, center x, y, filter, fill x 3
+//   random_affine        degrees from, to, translate given, x, y, scale given, from, to, shears
+//                          (0, 2 or 4), from, to, from, to, center given, x, y, filter, fill x 3,
+//                          fused, version
+//   random_erasing       probability, scale from, to, log(ratio) from, to, fused, bits of the value
+//                          in each of 3 channels
+//
+// An operation is its place in enum Operation. A magnitude that is NaN is that of `index` of `bins`
+// between 0 and 150 / 331 of the image's width or height, which the operation translates by.
 //
 // In the order of Op::Kind.
 struct Description {
   std::string_view name;
   Op::Kind kind;
-  size_t numbers;
+  size_t numbers;  // at least, for augment and auto_augment
   bool draws;
-  int steps;  // that it adds at most
+  int steps;  // that it adds at most; of augment in each round
 };
 
 constexpr Description kDescriptions[] = {
@@ -45,11 +66,16 @@ constexpr Description kDescriptions[] = {
     {"pad", Op::Kind::pad, 8, false, 1},
     {"gray", Op::Kind::gray, 0, false, 1},
     {"random_gray", Op::Kind::random_gray, 1, true, 1},
+    {"adjust", Op::Kind::adjust, 2, false, 1},
+    {"affine", Op::Kind::affine, 12, false, 1},
+    {"color_jitter", Op::Kind::color_jitter, 13, true, 4},
+    {"random_operation", Op::Kind::random_operation, 4, true, 2},
+    {"augment", Op::Kind::augment, 11, true, 2},
+    {"auto_augment", Op::Kind::auto_augment, 7, true, 4},
+    {"random_rotation", Op::Kind::random_rotation, 11, true, 2},
+    {"random_affine", Op::Kind::random_affine, 22, true, 1},
+    {"random_erasing", Op::Kind::random_erasing, 9, true, 1},
 };
-
-// Beyond these the sample goes to Pillow, which has limits of its own.
-constexpr int64_t kMaxSide = 1 << 20;
-constexpr int64_t kMaxArea = int64_t{1} << 28;
 
 void require(bool condition, std::string_view name, const char* what) {
   if (!condition) throw std::invalid_argument(std::string(name) + ": " + what);
@@ -59,8 +85,70 @@ bool whole(double value, double least, double most) {
   return value >= least && value <= most && value == std::trunc(value);
 }
 
+bool finite(const double* from, const double* to) {
+  return std::all_of(from, to, [](double v) { return std::isfinite(v); });
+}
+
+bool ascending(const double* range, double least, double most) {
+  return range[0] >= least && range[0] <= range[1] && range[1] <= most;
+}
+
+// Filter and fill of an affine step.
+bool sampling(const double* n) {
+  return (n[0] == 0 || n[0] == 2 || n[0] == 4) &&
+         std::all_of(n + 1, n + 4, [](double v) { return whole(v, 0, 255); });
+}
+
+// A colour step and its amount.
+bool adjustment(double kind, double amount) {
+  if (!whole(kind, static_cast<double>(Step::Kind::brightness),
+             static_cast<double>(Step::Kind::equalize)))
+    return false;
+  switch (static_cast<Step::Kind>(static_cast<int>(kind))) {
+    case Step::Kind::hue: return whole(amount, -255, 255);
+    case Step::Kind::posterize: return whole(amount, 1, 8);
+    default: return std::fabs(amount) <= 1e6;
+  }
+}
+
+// An operation of a policy with its magnitude; NaN is allowed where a policy translates.
+bool operation(double operation, double magnitude, bool relative) {
+  if (!whole(operation, 0, kOperations - 1)) return false;
+  const auto kind = static_cast<Operation>(static_cast<int>(operation));
+  if (kind == Operation::posterize) return whole(magnitude, 1, 8);
+  if (std::isnan(magnitude))
+    return relative && (kind == Operation::translate_x || kind == Operation::translate_y);
+  return std::fabs(magnitude) < 1e5;
+}
+
+void validate_augment(std::string_view name, const std::vector<double>& numbers) {
+  const double* n = numbers.data();
+  require(whole(n[0], 1, 2), name, "version 1 or 2");
+  require(whole(n[1], 0, kMaxSteps), name, "rounds out of range");
+  require(sampling(n + 2), name, "filter or fill out of range");
+  require(whole(n[7], 2, 1e6) && whole(n[8], 0, n[7] - 1), name, "bins or index out of range");
+  require(whole(n[9], 1, 1e6) && whole(n[10], 1, 100), name, "unknown operations");
+  const auto count = static_cast<size_t>(n[9]), entries = static_cast<size_t>(n[10]);
+  require(numbers.size() == 11 + entries * (3 + count), name, "wrong number of numbers");
+  for (const double* entry = n + 11; entry < n + numbers.size(); entry += 3 + count)
+    for (size_t i = 0; i < count; ++i)
+      require(operation(entry[0], entry[3 + i], true), name, "unknown operation or magnitude");
+}
+
+void validate_auto_augment(std::string_view name, const std::vector<double>& numbers) {
+  const double* n = numbers.data();
+  require(whole(n[0], 1, 2), name, "version 1 or 2");
+  require(sampling(n + 1), name, "filter or fill out of range");
+  require(whole(n[5], 2, 1e6) && whole(n[6], 1, 1e4), name, "bins or policies out of range");
+  require(numbers.size() == 7 + static_cast<size_t>(n[6]) * 10, name, "wrong number of numbers");
+  for (const double* entry = n + 7; entry < n + numbers.size(); entry += 5)
+    require(operation(entry[0], entry[3], true) && std::isfinite(entry[1]) &&
+                whole(entry[4], 0, n[5] - 1),
+            name, "unknown operation or magnitude");
+}
+
 void validate(std::string_view name, const Op& op) {
-  const double* n = op.numbers;
+  const double* n = op.numbers.data();
   const auto side = [](double value) { return whole(value, 1, double(kMaxSide)); };
   const auto padding = [&](const double* at) {
     return std::all_of(at, at + 4, [](double v) { return whole(v, 0, double(kMaxSide)); });
@@ -103,221 +191,48 @@ void validate(std::string_view name, const Op& op) {
       require(fill(n + 4), name, "mode or fill out of range");
       break;
     case Op::Kind::gray: break;
+    case Op::Kind::adjust:
+      require(adjustment(n[0], n[1]), name, "unknown step or amount out of range");
+      break;
+    case Op::Kind::affine:
+      require(side(n[0]) && side(n[1]), name, "size out of range");
+      require(finite(n + 2, n + 8), name, "matrix not finite");
+      require(sampling(n + 8), name, "filter or fill out of range");
+      break;
+    case Op::Kind::color_jitter:
+      for (int i = 0; i < 4; ++i)
+        require(n[3 * i] == 0 || ascending(n + 3 * i + 1, i == 3 ? -0.5 : 0.0, i == 3 ? 0.5 : 1e6),
+                name, "range out of bounds");
+      break;
+    case Op::Kind::random_operation:
+      require(std::isfinite(n[0]), name, "probability not finite");
+      require(operation(n[2], n[3], false), name, "unknown operation or magnitude");
+      break;
+    case Op::Kind::augment: validate_augment(name, op.numbers); break;
+    case Op::Kind::auto_augment: validate_auto_augment(name, op.numbers); break;
+    case Op::Kind::random_rotation:
+      require(ascending(n, -1e6, 1e6) && finite(n, n + 7), name, "degrees or center out of range");
+      require(sampling(n + 7), name, "filter or fill out of range");
+      break;
+    case Op::Kind::random_affine:
+      require(finite(n, n + 16) && ascending(n, -1e6, 1e6), name, "degrees or center out of range");
+      require(n[2] == 0 || std::max(n[3], n[4]) <= 1, name, "translation out of range");
+      require(n[2] == 0 || std::min(n[3], n[4]) >= 0, name, "translation out of range");
+      require(n[5] == 0 || ascending(n + 6, 1e-6, 1e6), name, "scale out of range");
+      require(n[8] == 0 || n[8] == 2 || n[8] == 4, name, "0, 2 or 4 shears");
+      for (int i = 0; i < 2; ++i)
+        require(n[8] <= 2 * i || ascending(n + 9 + 2 * i, -1e6, 1e6), name, "shear out of range");
+      require(whole(n[21], 1, 2), name, "version 1 or 2");
+      require(sampling(n + 16), name, "filter or fill out of range");
+      break;
+    case Op::Kind::random_erasing:
+      require(std::isfinite(n[0]), name, "probability not finite");
+      require(ascending(n + 1, 0, 1), name, "scale out of range");
+      require(std::all_of(n + 6, n + 9, [](double v) { return whole(v, 0, 4294967295.0); }), name,
+              "value out of range");
+      break;
   }
 }
-
-// Python's round() of a double that fits: half to even, the processor's default rounding.
-int64_t round_half_even(double value) { return static_cast<int64_t>(std::nearbyint(value)); }
-
-// One sample on its way through the operations: its size so far and the steps.
-class Resolver {
- public:
-  Resolver(int width, int height, Generator& generator, Steps& steps)
-      : width_(width), height_(height), generator_(generator), steps_(steps) {
-    steps_.count = 0;
-  }
-
-  bool apply(const Op& op) {
-    const double* n = op.numbers;
-    switch (op.kind) {
-      case Op::Kind::resize: return resize_op(n);
-      case Op::Kind::center_crop: return center_crop(integer(n[0]), integer(n[1]));
-      case Op::Kind::random_crop: return random_crop(n);
-      case Op::Kind::random_resized_crop: return random_resized_crop(op);
-      case Op::Kind::flip_x: return !happens(n[0]) || simple(Step::Kind::flip_x);
-      case Op::Kind::flip_y: return !happens(n[0]) || simple(Step::Kind::flip_y);
-      case Op::Kind::pad: return pad(n, n + 4);
-      case Op::Kind::gray: return simple(Step::Kind::gray);
-      case Op::Kind::random_gray: return !happens(n[0]) || simple(Step::Kind::gray);
-    }
-    return false;
-  }
-
-  void finish() {
-    steps_.width = static_cast<int>(width_);
-    steps_.height = static_cast<int>(height_);
-  }
-
- private:
-  static int64_t integer(double value) { return static_cast<int64_t>(value); }
-
-  // torch compares its float32 draw with the probability rounded to float32, and draws whatever it
-  // is.
-  bool happens(double probability) {
-    return generator_.uniform() < static_cast<float>(probability);
-  }
-
-  // A step that leaves an image of this size, or null where that is out of bounds.
-  Step* add(Step::Kind kind, int64_t width, int64_t height) {
-    if (width < 1 || height < 1 || width > kMaxSide || height > kMaxSide ||
-        width * height > kMaxArea || steps_.count == kMaxSteps)
-      return nullptr;
-    Step& step = steps_.items[steps_.count++];
-    step = Step{};
-    step.kind = kind;
-    step.width = static_cast<int>(width);
-    step.height = static_cast<int>(height);
-    width_ = width;
-    height_ = height;
-    return &step;
-  }
-
-  bool simple(Step::Kind kind) { return add(kind, width_, height_) != nullptr; }
-
-  bool crop(int64_t x, int64_t y, int64_t width, int64_t height) {
-    if (x == 0 && y == 0 && width == width_ && height == height_) return true;
-    Step* step = add(Step::Kind::crop, width, height);
-    if (!step) return false;
-    step->x = static_cast<int>(x);
-    step->y = static_cast<int>(y);
-    return true;
-  }
-
-  bool resize(int64_t width, int64_t height, double filter) {
-    if (width == width_ && height == height_) return true;
-    Step* step = add(Step::Kind::resize, width, height);
-    if (!step) return false;
-    step->filter = static_cast<Filter>(static_cast<int>(filter));
-    return true;
-  }
-
-  // int(a * b / c) of Python: one correctly rounded division of exact integers.
-  static int64_t divide(int64_t product, int64_t by) {
-    return static_cast<int64_t>(static_cast<double>(product) / static_cast<double>(by));
-  }
-
-  bool resize_op(const double* n) {
-    if (n[0] == 2) return resize(integer(n[2]), integer(n[1]), n[4]);
-    const int64_t shorter = std::min(width_, height_), longer = std::max(width_, height_);
-    const int64_t max_size = integer(n[3]);
-    int64_t new_shorter, new_longer;
-    if (n[0] == 0) {
-      new_shorter = divide(max_size * shorter, longer);
-      new_longer = max_size;
-    } else {
-      new_shorter = integer(n[1]);
-      new_longer = divide(new_shorter * longer, shorter);
-      if (max_size > 0 && new_longer > max_size) {
-        new_shorter = divide(max_size * new_shorter, new_longer);
-        new_longer = max_size;
-      }
-    }
-    return width_ <= height_ ? resize(new_shorter, new_longer, n[4])
-                             : resize(new_longer, new_shorter, n[4]);
-  }
-
-  // Where the image is smaller, torchvision pads it with zeros to the crop's size, which is a crop
-  // that starts outside; else the crop is centred, an odd difference rounded half to even.
-  static int64_t centred(int64_t size, int64_t wanted) {
-    if (wanted > size) return -((wanted - size) / 2);
-    return round_half_even(static_cast<double>(size - wanted) / 2.0);
-  }
-
-  bool center_crop(int64_t height, int64_t width) {
-    return crop(centred(width_, width), centred(height_, height), width, height);
-  }
-
-  // sides: left, top, right, bottom; look: mode, fill.
-  bool pad(const double* sides, const double* look) {
-    const int64_t left = integer(sides[0]), top = integer(sides[1]), right = integer(sides[2]),
-                  bottom = integer(sides[3]);
-    if (left == 0 && top == 0 && right == 0 && bottom == 0) return true;
-    const PadMode mode = static_cast<PadMode>(static_cast<int>(look[0]));
-    // numpy repeats reflections of reflections by rules of its own; such images go to Pillow and
-    // numpy.
-    if (mode == PadMode::reflect || mode == PadMode::symmetric) {
-      const int64_t missing = mode == PadMode::reflect ? 1 : 0;
-      if (std::max(left, right) > width_ - missing || std::max(top, bottom) > height_ - missing)
-        return false;
-    }
-    Step* step = add(Step::Kind::pad, width_ + left + right, height_ + top + bottom);
-    if (!step) return false;
-    step->x = static_cast<int>(left);
-    step->y = static_cast<int>(top);
-    step->mode = mode;
-    for (int c = 0; c < 3; ++c) step->fill[c] = static_cast<uint8_t>(look[1 + c]);
-    return true;
-  }
-
-  bool random_crop(const double* n) {
-    const int64_t height = integer(n[0]), width = integer(n[1]);
-    const bool pad_if_needed = n[6] != 0, second = n[11] == 2;
-    double sides[4] = {n[2], n[3], n[4], n[5]};
-    if (second) {
-      // All padding at once, and a draw only for the sides that are cropped.
-      const int64_t padded_width = width_ + integer(sides[0] + sides[2]);
-      const int64_t padded_height = height_ + integer(sides[1] + sides[3]);
-      if (pad_if_needed && padded_height < height) {
-        sides[1] += double(height - padded_height);
-        sides[3] += double(height - padded_height);
-      }
-      if (pad_if_needed && padded_width < width) {
-        sides[0] += double(width - padded_width);
-        sides[2] += double(width - padded_width);
-      }
-      if (!pad(sides, n + 7) || height_ < height || width_ < width) return false;
-      const int64_t y = height_ > height ? generator_.below(height_ - height + 1) : 0;
-      const int64_t x = width_ > width ? generator_.below(width_ - width + 1) : 0;
-      return crop(x, y, width, height);
-    }
-    // The given padding, then the width, then the height; two draws unless the size fits exactly.
-    if (!pad(sides, n + 7)) return false;
-    if (pad_if_needed && width_ < width) {
-      const double more = double(width - width_), across[4] = {more, 0, more, 0};
-      if (!pad(across, n + 7)) return false;
-    }
-    if (pad_if_needed && height_ < height) {
-      const double more = double(height - height_), along[4] = {0, more, 0, more};
-      if (!pad(along, n + 7)) return false;
-    }
-    if (height_ < height || width_ < width) return false;
-    if (height_ == height && width_ == width) return true;
-    const int64_t y = generator_.below(height_ - height + 1);
-    const int64_t x = generator_.below(width_ - width + 1);
-    return crop(x, y, width, height);
-  }
-
-  bool random_resized_crop(const Op& op) {
-    const double* n = op.numbers;
-    const float scale_from = static_cast<float>(n[2]), scale_to = static_cast<float>(n[3]);
-    const double least_ratio = n[6], greatest_ratio = n[7];
-    const bool fused = n[9] != 0;
-    const double area = static_cast<double>(width_ * height_);
-    int64_t x = 0, y = 0, width = 0, height = 0;
-    bool found = false;
-    for (int attempt = 0; attempt < 10 && !found; ++attempt) {
-      const double target = area * generator_.uniform(scale_from, scale_to, fused);
-      const double aspect = op.exponentials->value(generator_.next() & 0xffffffu);
-      const double w = std::nearbyint(std::sqrt(target * aspect));
-      const double h = std::nearbyint(std::sqrt(target / aspect));
-      if (w > 0 && h > 0 && w <= static_cast<double>(width_) && h <= static_cast<double>(height_)) {
-        width = integer(w);
-        height = integer(h);
-        y = generator_.below(height_ - height + 1);
-        x = generator_.below(width_ - width + 1);
-        found = true;
-      }
-    }
-    if (!found) {
-      const double ratio = static_cast<double>(width_) / static_cast<double>(height_);
-      width = width_;
-      height = height_;
-      if (ratio < least_ratio)
-        height = round_half_even(static_cast<double>(width_) / least_ratio);
-      else if (ratio > greatest_ratio)
-        width = round_half_even(static_cast<double>(height_) * greatest_ratio);
-      // floor division; both differences may be negative only if the ratios contradict the image's
-      if (height > height_ || width > width_) return false;
-      y = (height_ - height) / 2;
-      x = (width_ - width) / 2;
-    }
-    return crop(x, y, width, height) && resize(integer(n[1]), integer(n[0]), n[8]);
-  }
-
-  int64_t width_, height_;
-  Generator& generator_;
-  Steps& steps_;
-};
 
 }  // namespace
 
@@ -325,32 +240,33 @@ void Plan::add(std::string_view name, std::span<const double> numbers) {
   const auto found = std::find_if(std::begin(kDescriptions), std::end(kDescriptions),
                                   [&](const Description& d) { return d.name == name; });
   require(found != std::end(kDescriptions), name, "unknown operation");
-  require(numbers.size() == found->numbers, name, "wrong number of numbers");
-  int steps = found->steps;
-  for (const Op& op : ops) steps += kDescriptions[static_cast<int>(op.kind)].steps;
-  require(steps <= kMaxSteps, name, "too many operations");
+  const bool open = found->kind == Op::Kind::augment || found->kind == Op::Kind::auto_augment;
+  require(open ? numbers.size() >= found->numbers : numbers.size() == found->numbers, name,
+          "wrong number of numbers");
   Op op;
   op.kind = found->kind;
-  std::copy(numbers.begin(), numbers.end(), op.numbers);
+  op.numbers.assign(numbers.begin(), numbers.end());
   validate(name, op);
-  if (op.kind == Op::Kind::random_resized_crop) {
-    op.exponentials = find_exp_table(static_cast<float>(numbers[4]), static_cast<float>(numbers[5]),
-                                     numbers[9] != 0);
+  const int rounds = op.kind == Op::Kind::augment ? static_cast<int>(numbers[1]) : 1;
+  require(most_steps + found->steps * rounds <= kMaxSteps, name, "too many operations");
+  const bool flip = op.kind == Op::Kind::flip_x || op.kind == Op::Kind::flip_y;
+  require(erasures.empty() || flip || op.kind == Op::Kind::random_erasing, name,
+          "only flips may follow an erasing");
+  if (op.kind == Op::Kind::random_resized_crop || op.kind == Op::Kind::random_erasing) {
+    const int place = op.kind == Op::Kind::random_erasing ? 3 : 4;
+    const bool fused = numbers[op.kind == Op::Kind::random_erasing ? 5 : 9] != 0;
+    op.exponentials = find_exp_table(static_cast<float>(op.numbers[place]),
+                                     static_cast<float>(op.numbers[place + 1]), fused);
     require(op.exponentials != nullptr, name, "exponentials not proven for this ratio");
   }
+  if (op.kind == Op::Kind::random_erasing) {
+    op.erasure = static_cast<int>(erasures.size());
+    erasures.push_back({static_cast<uint32_t>(numbers[6]), static_cast<uint32_t>(numbers[7]),
+                        static_cast<uint32_t>(numbers[8])});
+  }
+  most_steps += found->steps * rounds;
   draws = draws || found->draws;
   ops.push_back(std::move(op));
-}
-
-Status resolve(const Plan& plan, int width, int height, Generator& generator, Steps& steps) {
-  steps.count = 0;
-  if (width < 1 || height < 1 || width > kMaxSide || height > kMaxSide) return Status::bad_geometry;
-  Resolver resolver(width, height, generator, steps);
-  for (const Op& op : plan.ops) {
-    if (!resolver.apply(op)) return Status::bad_geometry;
-  }
-  resolver.finish();
-  return Status::ok;
 }
 
 }  // namespace stoker

@@ -3,6 +3,7 @@
 // nothing of pixels.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -20,15 +21,49 @@ namespace stoker {
 enum class PadMode : uint8_t { constant, edge, reflect, symmetric };
 
 struct Step {
-  enum class Kind : uint8_t { crop, resize, flip_x, flip_y, pad, gray };
+  // In the order of kStepNames.
+  enum class Kind : uint8_t {
+    crop,
+    resize,
+    flip_x,
+    flip_y,
+    pad,
+    gray,
+    brightness,
+    contrast,
+    saturation,
+    hue,
+    sharpness,
+    invert,
+    posterize,
+    solarize,
+    auto_contrast,
+    equalize,
+    affine,
+    erase
+  };
   Kind kind;
   int width = 0, height = 0;  // of the image after this step
   int x = 0, y = 0;  // crop: origin in the image before; may lie outside, where pixels are 0
                      // pad: pixels added on the left and at the top
+                     // erase: the rectangle's corner
+  int erased_width = 0, erased_height = 0;
+  int erasure = 0;    // erase: which of Plan::erasures
+  double amount = 0;  // brightness, contrast, saturation, sharpness: the factor
+                      // hue: added to Pillow's hue byte, modulo 256
+                      // posterize: bits kept; solarize: the first value that is inverted
+  // affine: the source of the centre of pixel (x, y) is (m0 X + m1 Y + m2, m3 X + m4 Y + m5) with
+  // X = x + 0.5 and Y = y + 0.5; outside of the image it is `fill`.
+  double matrix[6] = {0, 0, 0, 0, 0, 0};
   Filter filter = Filter::bilinear;
   PadMode mode = PadMode::constant;
   uint8_t fill[3] = {0, 0, 0};
 };
+
+constexpr std::string_view kStepNames[] = {
+    "crop",       "resize",   "flip_x",        "flip_y",   "pad",       "gray",
+    "brightness", "contrast", "saturation",    "hue",      "sharpness", "invert",
+    "posterize",  "solarize", "auto_contrast", "equalize", "affine",    "erase"};
 
 constexpr int kMaxSteps = 32;
 
@@ -38,7 +73,7 @@ struct Steps {
   int width = 0, height = 0;  // of the result
 };
 
-// Declared here, defined in plan.cpp: one operation with its numbers.
+// One operation with its numbers, as listed in plan.cpp.
 struct Op {
   enum class Kind : uint8_t {
     resize,
@@ -49,11 +84,21 @@ struct Op {
     flip_y,
     pad,
     gray,
-    random_gray
+    random_gray,
+    adjust,
+    affine,
+    color_jitter,
+    random_operation,
+    augment,
+    auto_augment,
+    random_rotation,
+    random_affine,
+    random_erasing
   };
   Kind kind;
-  double numbers[16] = {};
-  std::shared_ptr<const ExpTable> exponentials;  // of random_resized_crop
+  std::vector<double> numbers;
+  std::shared_ptr<const ExpTable> exponentials;  // of random_resized_crop and random_erasing
+  int erasure = 0;                               // of random_erasing: which of Plan::erasures
 };
 
 struct Plan {
@@ -61,9 +106,12 @@ struct Plan {
   PassOrder order = PassOrder::cheaper_first;
   Conversion conversion;
   bool draws = false;  // any random op: the generator must be seeded per sample
+  int most_steps = 0;  // that resolve() can give
+  // What random_erasing writes into each channel: bit patterns of the tensor's values.
+  std::vector<std::array<uint32_t, 3>> erasures;
 
   // Adds one operation; numbers as listed beside its name in plan.cpp. Throws
-  // std::invalid_argument, also where random_resized_crop's exponentials have not been published
+  // std::invalid_argument, also where an operation's exponentials have not been published
   // (Note [Proven exponentials]).
   void add(std::string_view name, std::span<const double> numbers);
 };

@@ -32,7 +32,7 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 
 # From the bottom to the top; a module imports only from rows before its own.
 ROWS = [
-    _row("_native errors"),
+    _row("_native errors augmentations"),
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
     _row("storage engine slots draws stock fields", "numpy torch PIL", "fsspec"),
     _row(
@@ -40,6 +40,7 @@ ROWS = [
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow pillow_heif",
     ),
+    _row("lower_augmentations", "torch"),
     _row("lower feed keyed explain trace transfer samplers", "numpy torch PIL", "torchvision timm"),
     _row("iterate tiers", "numpy torch PIL"),
     _row("tiers iterate explain", "numpy torch PIL"),

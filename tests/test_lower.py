@@ -464,7 +464,7 @@ class Own:
         (with_tensor(F.hflip), "hflip"),
         (with_tensor(Own()), "test_lower.Own"),
         (with_tensor(v1.Lambda(lambda image: image)), "Lambda"),
-        (with_tensor(v1.ColorJitter(0.5)), "ColorJitter"),
+        (with_tensor(v1.GaussianBlur(3)), "GaussianBlur"),
         (with_tensor(v1.RandomApply([v1.CenterCrop(5)])), "RandomApply"),
         (v1.Compose([v2.ToImage(), v2.Resize(5)]), "Resize: after ToImage"),
         (v1.Compose([v1.ToTensor(), v1.CenterCrop(5)]), "CenterCrop: after ToTensor"),

@@ -261,6 +261,73 @@ void publish_exponentials(float low, float high) {
 
 constexpr float kLogRatio = 0.287682086f;  // log(4 / 3)
 
+void add_augmentation(Plan& plan, Random& random) {
+  const auto number = [&](int least, int most) { return double(random.between(least, most)); };
+  const double filter = 2 * double(random.below(3)), version = number(1, 2), drawn = number(0, 1);
+  const double degrees = number(0, 400), nan = std::nan("");
+  std::vector<double> numbers;
+  switch (random.below(8)) {
+    case 6: plan.add("adjust", std::vector<double>{number(6, 15), number(1, 8)}); break;
+    case 7:
+      numbers = {number(1, 99), number(1, 99)};
+      for (int i = 0; i < 6; i++) numbers.push_back(number(-300, 300) / number(1, 200));
+      numbers.insert(numbers.end(), {filter, 1, 2, 3});
+      plan.add("affine", numbers);
+      break;
+    case 0:
+      for (int i = 0; i < 4; i++) {
+        const double low = i == 3 ? -0.5 : 0.25 * number(0, 3);
+        numbers.insert(numbers.end(), {number(0, 1), low, low + 0.5 * number(0, 2)});
+      }
+      numbers.push_back(0);
+      plan.add("color_jitter", numbers);
+      break;
+    case 1: plan.add("random_operation", std::vector<double>{0.9, 1, number(6, 14), 3}); break;
+    case 2:
+      numbers = {version, number(0, 4), filter, 1, 2, 3, drawn, 31, number(0, 30), 2, 15};
+      for (int operation = 0; operation < 15; operation++) {
+        const double magnitude = operation == 3 || operation == 4 ? nan : number(1, 8);
+        const double graded = operation > 0 && operation < 12;
+        numbers.insert(numbers.end(), {double(operation), number(0, 1), graded, magnitude, 2});
+      }
+      plan.add("augment", numbers);
+      break;
+    case 3:
+      numbers = {version, filter, 1, 2, 3, 10, 3};
+      for (int i = 0; i < 6; i++)
+        numbers.insert(numbers.end(), {number(0, 14), 0.7, number(0, 1), number(1, 8), 3});
+      plan.add("auto_augment", numbers);
+      break;
+    case 4:
+      plan.add("random_rotation", std::vector<double>{-degrees, degrees, 0, number(0, 1), drawn,
+                                                      number(-50, 90), 7, filter, 4, 5, 6});
+      break;
+    default:
+      plan.add("random_affine", std::vector<double>{-degrees,
+                                                    degrees,
+                                                    number(0, 1),
+                                                    0.5,
+                                                    0.9,
+                                                    number(0, 1),
+                                                    0.01,
+                                                    number(1, 40),
+                                                    2 * number(0, 2),
+                                                    -80,
+                                                    80,
+                                                    -70,
+                                                    89,
+                                                    drawn,
+                                                    3,
+                                                    4,
+                                                    filter,
+                                                    7,
+                                                    8,
+                                                    9,
+                                                    0,
+                                                    version});
+  }
+}
+
 Plan random_plan(Random& random) {
   Plan plan;
   plan.order = PassOrder(random.below(3));
@@ -272,7 +339,7 @@ Plan random_plan(Random& random) {
     const auto add = [&](const char* name, std::vector<double> numbers) {
       plan.add(name, numbers);
     };
-    switch (random.below(9)) {
+    switch (random.below(15)) {
       case 0: add("resize", {2, side(), side(), 0, filter}); break;
       case 1: add("resize", {1, side(), 0, 0, filter}); break;
       case 2: add("center_crop", {side(), side()}); break;
@@ -292,9 +359,13 @@ Plan random_plan(Random& random) {
                     double(random.below(20)), mode, fill[0], fill[1], fill[2]});
         break;
       case 7: add("gray", {}); break;
-      default: add("random_gray", {share()});
+      case 8: add("random_gray", {share()}); break;
+      default: add_augmentation(plan, random);
     }
   }
+  if (random.chance(30))
+    plan.add("random_erasing",
+             std::vector<double>{share(), share() / 4, 0.5, -kLogRatio, kLogRatio, 0, 1, 2, 255});
   plan.conversion.channels = random.chance(80) ? 3 : 1;
   float table[3][256];
   uint16_t bits[3][256];

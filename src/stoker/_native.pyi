@@ -60,6 +60,9 @@ class Plan:
     def run_encoded(
         self, data: bytes, key: int, height: int, width: int, level: str
     ) -> tuple[str, NDArray[Any] | None]: ...
+    def run_pixels(
+        self, image: NDArray[np.uint8], key: int, height: int, width: int, level: str
+    ) -> tuple[str, NDArray[Any] | None]: ...
 
 class Generator:
     def __init__(self, seed: int) -> None: ...

@@ -275,6 +275,12 @@ def result_size(plan: Plan, size: Size, key: int) -> Size | None:
     return (steps[-1]["height"], steps[-1]["width"]) if steps else size
 
 
+def moved_by(plan: Plan, width: int) -> int:
+    """Pixels by which ``plan`` moves an image of this width and one row to the right."""
+    _, steps, _ = _native.resolve(native_plan(plan), width, 1, 0)
+    return -int(steps[0]["matrix"][2]) if steps else 0
+
+
 # The native emulation of torch's generator, for those who prove it.
 Generator = _native.Generator
 ExpTable = _native.ExpTable

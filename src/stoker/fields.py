@@ -22,10 +22,12 @@ class Fields:
         transform: a stock transform.
         version: 1 or 2, see ``Stock``.
         bands: "RGB", or "L" after Grayscale(1).
+        size: (height, width) of the image that it gets, where that is fixed.
     """
 
-    def __init__(self, transform: Any, version: int, bands: str) -> None:
-        self.values, self.version, self.bands = vars(transform), version, bands
+    def __init__(self, transform: Any, version: int, bands: str, size: Size | None = None) -> None:
+        self.transform, self.values = transform, vars(transform)
+        self.version, self.bands, self.size = version, bands, size
 
     def get(self, name: str) -> Any:
         """The value of an attribute of the object itself."""
@@ -101,9 +103,13 @@ class Fields:
         return str(value)
 
     def fill(self) -> tuple[int, int, int]:
-        """Red, green, blue; torchvision truncates numbers to integers."""
+        """What is padded with: red, green, blue."""
+        return self.colour() if self.mode() == "constant" else (0, 0, 0)
+
+    def colour(self) -> tuple[int, int, int]:
+        """The attribute ``fill``: red, green, blue; torchvision truncates numbers to integers."""
         value = self.get("fill")
-        if self.mode() != "constant" or value is None:
+        if value is None:
             return 0, 0, 0
         if self.version == 2:
             effective = self.get("_fill")

@@ -1,4 +1,4 @@
-"""Stock transforms to a plan: reads torchvision's objects without calling them.
+"""Stock transforms to a plan: reads torchvision's objects without running them on images.
 
 Nothing is guessed. Every object must be a genuine stock transform with attributes of the expected
 kind; whatever is not is refused by name. ``python -m stoker.lower`` writes docs/transforms.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
+from stoker import lower_augmentations as more
 from stoker import plan as ops
 from stoker import proof
+from stoker.augmentations import RandomErasing
 from stoker.fields import Fields, UnfitError
-from stoker.plan import Op, Plan, Tail
+from stoker.plan import Op, Plan, Size, Tail, size_after
 from stoker.plan import Refusal as Refusal
 from stoker.proof import prove as prove
 from stoker.stock import Stock, identify, surroundings
@@ -62,27 +64,9 @@ def _random_crop(fields: Fields) -> Op:
 
 def _random_resized_crop(fields: Fields) -> Op:
     ratio = fields.range("ratio", 1e-4, 1e4)
-    if fields.version == 2:
-        logarithms = fields.get("_log_ratio")
-    else:
-        logarithms = torch.log(torch.tensor(fields.get("ratio")))
-    if (
-        type(logarithms) is not torch.Tensor
-        or logarithms.dtype != torch.float32
-        or logarithms.shape != (2,)
-    ):
-        raise UnfitError(f"log(ratio)={logarithms!r}", "leave torch's default dtype at float32")
-    low, high = logarithms.tolist()
-    fused = proof.fused_uniform()
-    if fused is None:
-        raise UnfitError("torch's generator draws in an unknown way", "use another torch version")
-    if not low <= high or not proof.prove_exponentials(low, high, fused):
-        raise UnfitError(
-            "torch.exp gives values that cannot be reproduced", "use another torch version"
-        )
     scale = fields.range("scale", 0.0, 1e6)
     return ops.RandomResizedCrop(
-        fields.pair("size"), scale, (low, high), ratio, fields.filter(), fused
+        fields.pair("size"), scale, more.logarithms(fields), ratio, fields.filter(), more.fused()
     )
 
 
@@ -100,11 +84,11 @@ class Rule:
 
     Attributes:
         role: "geometry" changes a Pillow image; "flip" does, and may also follow the conversion to
-            a tensor; "convert" makes the tensor; "tail" maps each of its values; "container" holds
-            others; "nothing" does nothing.
+            a tensor; "convert" makes the tensor; "tail" maps each of its values; "erase" overwrites
+            some of them; "container" holds others; "nothing" does nothing.
         versions: "v1", "v2", "torch", "timm": where the class is.
         attributes: all that it may have; others would be news.
-        read: makes the operation of a geometry or a flip.
+        read: makes the operation of a geometry, a flip or an erasing.
         note: for the documentation.
     """
 
@@ -116,6 +100,7 @@ class Rule:
 
 
 _BOTH = "v1, v2"
+_AFFINE = "nearest, bilinear and bicubic; `fill` a number or three from 0 to 255"
 RULES: dict[str, Rule] = {
     "Compose": Rule("container", _BOTH, "transforms"),
     "Sequential": Rule("container", "torch"),
@@ -165,6 +150,70 @@ RULES: dict[str, Rule] = {
     "RandomGrayscale": Rule(
         "geometry", _BOTH, "p", lambda fields: ops.RandomGrayscale(fields.probability())
     ),
+    "ColorJitter": Rule("geometry", _BOTH, "brightness contrast saturation hue", more.color_jitter),
+    "RandomInvert": Rule(
+        "geometry", _BOTH, "p", lambda fields: more.random_operation(fields, "Invert")
+    ),
+    "RandomPosterize": Rule(
+        "geometry",
+        _BOTH,
+        "bits p",
+        lambda fields: more.random_operation(fields, "Posterize", "bits", 1, 8),
+        "1 to 8 bits",
+    ),
+    "RandomSolarize": Rule(
+        "geometry",
+        _BOTH,
+        "threshold p",
+        lambda fields: more.random_operation(fields, "Solarize", "threshold", -1e4, 1e4),
+    ),
+    "RandomAdjustSharpness": Rule(
+        "geometry",
+        _BOTH,
+        "sharpness_factor p",
+        lambda fields: more.random_operation(fields, "Sharpness", "sharpness_factor", 0.0, 1e4),
+    ),
+    "RandomAutocontrast": Rule(
+        "geometry", _BOTH, "p", lambda fields: more.random_operation(fields, "AutoContrast")
+    ),
+    "RandomEqualize": Rule(
+        "geometry", _BOTH, "p", lambda fields: more.random_operation(fields, "Equalize")
+    ),
+    "RandomRotation": Rule(
+        "geometry",
+        _BOTH,
+        "degrees interpolation expand center fill _fill",
+        more.random_rotation,
+        f"{_AFFINE}; `expand` before a resize or crop to a fixed size",
+    ),
+    "RandomAffine": Rule(
+        "geometry",
+        _BOTH,
+        "degrees translate scale shear interpolation fill _fill center",
+        more.random_affine,
+        _AFFINE,
+    ),
+    "RandAugment": Rule(
+        "geometry",
+        _BOTH,
+        "num_ops magnitude num_magnitude_bins interpolation fill _fill",
+        lambda fields: more.rand_augment(fields, fields.transform),
+        f"up to 12 operations; {_AFFINE}",
+    ),
+    "TrivialAugmentWide": Rule(
+        "geometry",
+        _BOTH,
+        "num_magnitude_bins interpolation fill _fill",
+        lambda fields: more.trivial_augment(fields, fields.transform),
+        _AFFINE,
+    ),
+    "AutoAugment": Rule(
+        "geometry",
+        _BOTH,
+        "policy policies _policies interpolation fill _fill",
+        lambda fields: more.auto_augment(fields, fields.transform),
+        f"all policies; {_AFFINE}",
+    ),
     "ToTensor": Rule("convert", _BOTH, note="divides by 255, in torch's default dtype"),
     "PILToTensor": Rule("convert", _BOTH),
     "ToImage": Rule("convert", "v2"),
@@ -174,6 +223,13 @@ RULES: dict[str, Rule] = {
     "ConvertImageDtype": Rule("tail", _BOTH, "dtype"),
     "Normalize": Rule("tail", _BOTH, "mean std inplace", note="also with mean and std as tensors"),
     "ToPureTensor": Rule("tail", "v2"),
+    "RandomErasing": Rule(
+        "erase",
+        _BOTH,
+        "p scale ratio _log_ratio value inplace",
+        more.random_erasing,
+        'with a number, or one for each channel, as value; not `"random"`',
+    ),
 }
 """The lowering table."""
 
@@ -221,6 +277,7 @@ def lower_transform(transform: Any) -> Plan | Refusal:
     done: list[Op] = []
     tail: list[Any] = []
     bands = "RGB"
+    size: Size | None = None
     for found in _flatten(transform):
         if isinstance(found, Refusal):
             return found
@@ -232,16 +289,20 @@ def lower_transform(transform: Any) -> Plan | Refusal:
             return Refusal(
                 stock.name, "comes before the conversion to a tensor", "move it to the end"
             )
-        elif tail and rule.role != "flip":
+        elif rule.role == "erase" and not tail:
+            return Refusal(stock.name, "works on tensors", "put it after the conversion to one")
+        elif tail and rule.role not in ("flip", "erase"):
             why = f"after {type(tail[0]).__name__} it works on tensors, with other results"
             return Refusal(stock.name, why, f"put it before {type(tail[0]).__name__}")
         else:
-            fields = Fields(one, stock.version, bands)
+            fields = Fields(one, stock.version, bands, size)
             try:
                 done.append(rule.read(fields))
             except UnfitError as unfit:
                 return Refusal(stock.name, *unfit.args)
-            bands = fields.bands
+            bands, size = fields.bands, size_after(done[-1], size)
+            if rule.role == "erase":
+                tail.append(one)
     return _finish(tuple(done), tail, bands)
 
 
@@ -262,7 +323,14 @@ def _finish(done: tuple[Op, ...], tail: list[Any], bands: str) -> Plan | Refusal
             return Refusal("Pillow", "resizes in an unknown way", "use another version")
         order = known
     table = _tail(tail, bands)
-    return table if isinstance(table, Refusal) else Plan(done, table, order)
+    if isinstance(table, Refusal):
+        return table
+    made, erased = table
+    values = iter(erased)
+    filled = (
+        replace(op, bits=next(values)) if isinstance(op, RandomErasing) else op for op in done
+    )
+    return Plan(tuple(filled), made, order)
 
 
 _DTYPES = {
@@ -273,19 +341,32 @@ _DTYPES = {
 }
 
 
-def _tail(transforms: list[Any], bands: str) -> Tail | Refusal:
-    """What the user's own transforms make of each of 256 bytes in each channel."""
+_Bits = tuple[int, int, int]
+
+
+def _tail(transforms: list[Any], bands: str) -> tuple[Tail, list[_Bits]] | Refusal:
+    """What the user's own transforms make of each of 256 bytes in each channel.
+
+    And of what each RandomErasing among them writes.
+    """
     from PIL import Image
 
     name = " > ".join(type(one).__name__ for one in transforms)
     ramp = np.arange(256, dtype=np.uint8)[None]
     image: Any = Image.fromarray(ramp if bands == "L" else np.stack([ramp] * 3, axis=-1))
+    erased: list[Any] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for one in transforms:
-                image = one(image)
+                if _erases(one):
+                    erased.append(_erased(image, vars(one)))
+                else:
+                    erased = [one(values) for values in erased]
+                    image = one(image)
             batch = default_collate([image])
+    except UnfitError as unfit:
+        return Refusal("RandomErasing", *unfit.args)
     except Exception as error:  # noqa: BLE001  the user's transforms may raise anything
         return Refusal(name, f"raises {type(error).__name__}: {error}", "correct it")
     if type(batch) is not torch.Tensor:
@@ -295,13 +376,39 @@ def _tail(transforms: list[Any], bands: str) -> Tail | Refusal:
     if batch.dtype not in _DTYPES or batch.requires_grad:
         return Refusal(name, f"gives {batch.dtype}", f"give one of {', '.join(_DTYPES.values())}")
     dtype, channels = _DTYPES[batch.dtype], batch.shape[1]
+    written = [_bits(values) for values in erased]
     values = batch[0, :, 0].expand(3, 256).contiguous()
     if dtype == "uint8":
         if not torch.equal(values, torch.from_numpy(ramp).expand(3, 256)):
             return Refusal(name, "changes bytes", "leave bytes as they are")
-        return Tail(dtype, channels, b"")
+        return Tail(dtype, channels, b""), written
     bits = values if dtype == "float32" else values.view(torch.int16)
-    return Tail(dtype, channels, bits.numpy().tobytes(), *_normalisation(transforms))
+    return Tail(dtype, channels, bits.numpy().tobytes(), *_normalisation(transforms)), written
+
+
+def _erases(transform: Any) -> bool:
+    stock = identify(transform)
+    return isinstance(stock, Stock) and RULES[stock.name].role == "erase"
+
+
+def _erased(image: Any, attributes: dict[str, Any]) -> Any:
+    """A copy of a tensor, all of it overwritten as RandomErasing does."""
+    values = more.erasing_values(attributes)
+    if len(values) not in (1, image.shape[-3]):
+        raise UnfitError(f"value={values} for {image.shape[-3]} channels", "give a single number")
+    if not image.is_floating_point() and not all(0 <= value < 256 for value in values):
+        raise UnfitError(f"value={values} for bytes", "give numbers from 0 to 255")
+    image = image.clone()
+    image[...] = torch.tensor(values)[:, None, None]
+    return image
+
+
+def _bits(image: torch.Tensor) -> _Bits:
+    """The bits of the first pixel's values in 3 channels."""
+    kinds = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF)}
+    dtype, mask = kinds[image.element_size()]
+    red, green, blue = image[:, 0, 0].expand(3).contiguous().view(dtype).tolist()
+    return red & mask, green & mask, blue & mask
 
 
 _Triple = tuple[float, float, float]
@@ -343,6 +450,7 @@ _ROLES = {
     "flip": "before or after the conversion to a tensor",
     "convert": "makes the tensor",
     "tail": "after the conversion to a tensor",
+    "erase": "after the conversion to a tensor",
 }
 
 _REMARKS = """

@@ -12,6 +12,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.augmentations import Affine, Augmentation, RandomRotation
+
 Size = tuple[int, int]
 """(height, width) of an image."""
 
@@ -247,13 +249,14 @@ Op = (
     | RandomGrayscale
     | Pad
     | Grayscale
+    | Augmentation
 )
 
 
-def _size_after(op: Op, size: Size | None) -> Size | None:
+def size_after(op: Op, size: Size | None) -> Size | None:
     """Size of an image of ``size`` after ``op``; None where it depends on the image."""
     match op:
-        case CenterCrop() | RandomCrop() | RandomResizedCrop():
+        case CenterCrop() | RandomCrop() | RandomResizedCrop() | Affine():
             return op.size
         case Resize(size=(height, width)):
             return height, width
@@ -261,6 +264,8 @@ def _size_after(op: Op, size: Size | None) -> Size | None:
             return size[0] + top + bottom, size[1] + left + right
         case Resize() if size is not None:
             return _scaled(op, size)
+        case RandomRotation(expand=True):
+            return None
         case _:
             return size
 
@@ -357,7 +362,7 @@ class Plan:
         """(height, width) of every result; None where it depends on the image."""
         size: Size | None = None
         for op in self.ops:
-            size = _size_after(op, size)
+            size = size_after(op, size)
         return size
 
     @property

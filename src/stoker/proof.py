@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import math
 import random
 import time
 import warnings
@@ -25,9 +26,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import default_collate
 
+from stoker.augmentations import Augment, AutoAugment, Choice, ColorJitter, Sampling
 from stoker.draws import generators_kept, seed_generators
-from stoker.engine import ExpTable, Generator, result_size, run_encoded
-from stoker.plan import Plan, RandomCrop, Refusal, Size
+from stoker.engine import ExpTable, Generator, moved_by, result_size, run_encoded
+from stoker.plan import Plan, RandomCrop, Refusal, Size, Tail
 
 _DRAWS = 1 << 24  # torch's float32 draws have 24 bits
 _BLOCK = 1 << 19
@@ -55,6 +57,14 @@ def fused_uniform() -> bool | None:
                     return None
             return fused
     return None
+
+
+def translations(bins: int, index: int, sizes: int) -> list[int]:
+    """How far the native core moves images of widths 1 to ``sizes`` in a policy's translation."""
+    choice = Choice("TranslateX", False, True, (math.nan,))
+    move = Augment("", 1, 1, Sampling("nearest", (0, 0, 0)), False, bins, index, (choice,))
+    plan = Plan((move,), Tail("uint8", 3, b""), "horizontal_first")
+    return [moved_by(plan, size) for size in range(1, sizes + 1)]
 
 
 def prove_exponentials(low: float, high: float, fused: bool) -> bool:
@@ -205,7 +215,9 @@ def prove(plan: Plan, transform: Any) -> Refusal | None:
 def _difference(plan: Plan, transform: Any) -> str | None:
     crops = [max(op.size) for op in plan.ops if isinstance(op, RandomCrop)]
     files = _files(min(max(crops, default=0), _LARGEST_CROP))
-    if plan.draws:
+    if any(isinstance(op, Augment | AutoAugment | ColorJitter) for op in plan.ops):
+        files = files * 5
+    elif plan.draws:
         files = files + files[:2]
     compared = 0
     keys = random.Random(3).sample(range(2**32), len(files))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps, ImageStat
 from torch import nn
 
 from stoker.genuine import Watch, hidden, overridden
@@ -25,21 +25,30 @@ _TIMM_CLASSES = ("MaybeToTensor", "MaybePILToTensor")
 
 # What the transforms call outside of their package. Other libraries patch some of torch's rest.
 _TENSOR = """
-    uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __ge__
-    as_subclass
+    uniform_ item to div div_ sub sub_ mul mul_ permute contiguous view flip __lt__ __le__ __ge__
+    as_subclass clone round int __getitem__ __setitem__ __float__ __int__ __rsub__ __truediv__
+"""
+_TORCH = """
+    rand empty randint randperm linspace arange exp log tensor as_tensor from_numpy stack is_tensor
 """
 _IMAGE = """
     resize crop transpose convert copy paste load tobytes getbands _new _crop __array_interface__
+    rotate transform _Image__transformer point histogram filter split
 """
+_ENHANCERS = ("Brightness", "Contrast", "Color", "Sharpness")
 _CALLED: list[tuple[Any, str]] = [
     (nn.Module, "__call__ _wrapped_call_impl _call_impl __getattr__ __getattribute__"),
     (nn.Sequential, "forward __iter__ __getitem__ __len__"),
     (nn.Identity, "forward"),
-    (torch, "rand empty randint exp log tensor as_tensor from_numpy stack is_tensor"),
+    (torch, _TORCH),
     (torch.Tensor, _TENSOR),
-    (Image, "new merge fromarray"),
+    (Image, "new merge fromarray blend"),
     (Image.Image, _IMAGE),
-    (ImageOps, "expand"),
+    (ImageOps, "expand invert posterize solarize autocontrast equalize _lut"),
+    (ImageEnhance._Enhance, "enhance"),
+    *((getattr(ImageEnhance, name), "__init__") for name in _ENHANCERS),
+    (ImageFilter.Kernel, "filter"),
+    (ImageStat.Stat, "__init__ mean sum count"),
     (np, "array asarray dstack pad minimum maximum"),
 ]
 
