@@ -77,8 +77,9 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
            kRowSlack;
   };
   Output output;
-  output.conversion = &plan.conversion;
+  output.conversion = plan.conversion.get();
   output.data = out;
+  output.stride = static_cast<ptrdiff_t>(steps_.width) * plan.conversion->channels;
   output.width = steps_.width;
   output.height = steps_.height;
   bool flip_x = false;

@@ -25,6 +25,8 @@ namespace {
 //   pad                  left, top, right, bottom, mode, fill x 3
 //   gray                 -
 //   random_gray          probability
+//   crop                 x, y, width, height; may lie outside of the image, where pixels are 0
+//   mirror_x, mirror_y   -
 //
 // In the order of Op::Kind.
 struct Description {
@@ -45,6 +47,9 @@ constexpr Description kDescriptions[] = {
     {"pad", Op::Kind::pad, 8, false, 1},
     {"gray", Op::Kind::gray, 0, false, 1},
     {"random_gray", Op::Kind::random_gray, 1, true, 1},
+    {"crop", Op::Kind::crop, 4, false, 1},
+    {"mirror_x", Op::Kind::mirror_x, 0, false, 1},
+    {"mirror_y", Op::Kind::mirror_y, 0, false, 1},
 };
 
 // Beyond these the sample goes to Pillow, which has limits of its own.
@@ -102,7 +107,14 @@ void validate(std::string_view name, const Op& op) {
       require(padding(n), name, "padding out of range");
       require(fill(n + 4), name, "mode or fill out of range");
       break;
-    case Op::Kind::gray: break;
+    case Op::Kind::crop:
+      require(whole(n[0], -double(kMaxSide), double(kMaxSide)), name, "x out of range");
+      require(whole(n[1], -double(kMaxSide), double(kMaxSide)), name, "y out of range");
+      require(side(n[2]) && side(n[3]), name, "size out of range");
+      break;
+    case Op::Kind::gray:
+    case Op::Kind::mirror_x:
+    case Op::Kind::mirror_y: break;
   }
 }
 
@@ -129,6 +141,9 @@ class Resolver {
       case Op::Kind::pad: return pad(n, n + 4);
       case Op::Kind::gray: return simple(Step::Kind::gray);
       case Op::Kind::random_gray: return !happens(n[0]) || simple(Step::Kind::gray);
+      case Op::Kind::crop: return crop(integer(n[0]), integer(n[1]), integer(n[2]), integer(n[3]));
+      case Op::Kind::mirror_x: return simple(Step::Kind::flip_x);
+      case Op::Kind::mirror_y: return simple(Step::Kind::flip_y);
     }
     return false;
   }
@@ -340,6 +355,23 @@ void Plan::add(std::string_view name, std::span<const double> numbers) {
   }
   draws = draws || found->draws;
   ops.push_back(std::move(op));
+}
+
+void Plan::add_all(std::span<const double> code) {
+  while (!code.empty()) {
+    const double place = code.front();
+    require(whole(place, 0, double(std::size(kDescriptions) - 1)), "recorded", "unknown operation");
+    const Description& description = kDescriptions[static_cast<size_t>(place)];
+    require(code.size() > description.numbers, description.name, "numbers missing");
+    add(description.name, code.subspan(1, description.numbers));
+    code = code.subspan(1 + description.numbers);
+  }
+}
+
+std::vector<OperationName> operations() {
+  std::vector<OperationName> list;
+  for (const Description& d : kDescriptions) list.push_back({d.name, d.numbers});
+  return list;
 }
 
 Status resolve(const Plan& plan, int width, int height, Generator& generator, Steps& steps) {

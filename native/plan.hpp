@@ -49,7 +49,10 @@ struct Op {
     flip_y,
     pad,
     gray,
-    random_gray
+    random_gray,
+    crop,
+    mirror_x,
+    mirror_y
   };
   Kind kind;
   double numbers[16] = {};
@@ -59,14 +62,25 @@ struct Op {
 struct Plan {
   std::vector<Op> ops;
   PassOrder order = PassOrder::cheaper_first;
-  Conversion conversion;
+  // Shared by the plans of single samples that end in the same tensor.
+  std::shared_ptr<Conversion> conversion = std::make_shared<Conversion>();
   bool draws = false;  // any random op: the generator must be seeded per sample
 
   // Adds one operation; numbers as listed beside its name in plan.cpp. Throws
   // std::invalid_argument, also where random_resized_crop's exponentials have not been published
   // (Note [Proven exponentials]).
   void add(std::string_view name, std::span<const double> numbers);
+  // Adds the operations of one recorded sample: each its place in operations() and its numbers.
+  void add_all(std::span<const double> code);
 };
+
+struct OperationName {
+  std::string_view name;
+  size_t numbers;
+};
+
+// Every operation, in the order that add_all knows them by.
+std::vector<OperationName> operations();
 
 // Fills `steps` for an image of this size. Draws exactly what torchvision draws, in its order.
 // Status::bad_geometry where torchvision raises or the plan cannot go on natively.
