@@ -208,7 +208,8 @@ def _saved(path: Any) -> Any:
 def _profile(path: Any) -> Any:
     srgb = ImageCms.createProfile("sRGB")
     # The profile that it adds tells the time.
-    return ImageCms.profileToProfile(opened(path).resize((30, 30)), srgb, srgb).tobytes()
+    result: Any = ImageCms.profileToProfile(opened(path).resize((30, 30)), srgb, srgb)
+    return result.tobytes()
 
 
 PLAIN: dict[str, Case] = {

@@ -34,6 +34,7 @@ from stoker.trace.scope import DECODE, TENSORS, Counts
 from stoker.trace.worker import Delivery, Recorder, Replay
 
 _OLDEST, _NEWEST = (2, 6), (2, 14)
+_PATIENCE_SECONDS = 5.0
 
 
 @lru_cache(maxsize=1)
@@ -174,11 +175,13 @@ class _Relay(queue.Queue[Any]):
         return found
 
 
-def _relay(results: Any, relay: _Relay, replays: _Relay, receiver: wire.Receiver) -> None:
+def _relay(
+    results: Any, relay: _Relay, replays: _Relay, receiver: wire.Receiver, stop: threading.Event
+) -> None:
     """Takes what the workers send and starts its decoding; a thread of its own."""
-    while True:
+    while not stop.is_set():
         try:
-            found = results.get(timeout=5.0)
+            found = results.get(timeout=_PATIENCE_SECONDS)
         except queue.Empty:
             continue
         except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
@@ -186,7 +189,7 @@ def _relay(results: Any, relay: _Relay, replays: _Relay, receiver: wire.Receiver
             if isinstance(error, OSError | EOFError | ValueError):
                 return  # the queue is gone
             continue
-        if found is None:
+        if found is None or stop.is_set():
             return
         index, data = found
         try:
@@ -208,27 +211,31 @@ class TracingIterator(_MultiProcessingDataLoaderIter):
         depth = DECODE if iterable else TENSORS
         keep = loader.num_workers * loader.prefetch_factor + 1
         self._trace, self._pins = trace, loader.pin_memory and accelerator_pins()
-        self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
         start = WorkerStart(loader.worker_init_fn, depth, keep, Tracing.order)
         seen = _Tracing(
             loader, worker_init_fn=start, pin_memory=loader.pin_memory and not self._pins
         )
-        try:
-            super().__init__(seen)
-        except BaseException:
-            self._receiver.close()
-            raise
+        super().__init__(seen)
+        # Not before: the workers are forked without our threads.
+        self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
         self._replays, self._asked = _Relay(), 0
+        stop = threading.Event()
         self._data_queue = _Relay()
         self._relay_thread = threading.Thread(
             target=_relay,
-            args=(self._worker_result_queue, self._data_queue, self._replays, self._receiver),
+            args=(
+                self._worker_result_queue,
+                self._data_queue,
+                self._replays,
+                self._receiver,
+                stop,
+            ),
             name="stoker-relay",
             daemon=True,
         )
         self._relay_thread.start()
         self._end = weakref.finalize(
-            self, _end, self._worker_result_queue, self._relay_thread, self._receiver
+            self, _end, self._worker_result_queue, self._relay_thread, self._receiver, stop
         )
 
     def _process_data(self, data: Any, *worker: int) -> Any:
@@ -268,12 +275,16 @@ class TracingIterator(_MultiProcessingDataLoaderIter):
         super()._shutdown_workers()
 
 
-def _end(results: Any, thread: threading.Thread, receiver: wire.Receiver) -> None:
+def _end(
+    results: Any, thread: threading.Thread, receiver: wire.Receiver, stop: threading.Event
+) -> None:
     """Stops the thread that reads from the workers, before they end; then the native ones."""
     if receiver.session.is_ours():
+        stop.set()
         results.put(None)
         if thread is not threading.current_thread():
-            thread.join()
+            # A worker that was killed while it sent may have left the queue locked.
+            thread.join(2 * _PATIENCE_SECONDS)
         results.cancel_join_thread()
     receiver.close()
 
