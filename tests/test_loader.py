@@ -706,11 +706,11 @@ def test_garbage_may_be_collected_in_a_decoding_thread(
     fallback, ready, collected_there = loader._feed.fallback, threading.Event(), threading.Event()
     decode = fallback.decode
 
-    def decode_and_collect(row: int) -> Any:
+    def decode_and_collect(batch: object, row: int) -> Any:
         ready.wait(30)
         gc.collect()
         collected_there.set()
-        return decode(row)
+        return decode(batch, row)
 
     fallback.decode = decode_and_collect
     iterator: Any = iter(loader)

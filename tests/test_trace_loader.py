@@ -150,7 +150,7 @@ def batches(loader_class: Any, dataset: Any, **options: Any) -> Any:
     return found, loader
 
 
-def same(dataset: Any, **options: Any) -> stoker.DataLoader:
+def same(dataset: Any, **options: Any) -> stoker.DataLoader[Any]:
     """Asserts that stoker's batches are torch's; returns stoker's loader."""
     expected, _ = batches(D.DataLoader, dataset, **options)
     result, loader = batches(stoker.DataLoader, dataset, randomness="torch", **options)

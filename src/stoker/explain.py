@@ -31,7 +31,7 @@ class Explanation:
             "lowered": "lowered (native threads, no Python per sample)",
             "recorded": "recorded (the dataset's own code; its pixels in native threads)",
             "materialised": "materialised (the dataset's own code; JPEGs decoded natively for it)",
-            "traced": "traced (recorded as far as the dataset's code allows; ask after some batches)",
+            "traced": "traced (recorded as far as the code allows; ask after some batches)",
             "keyed": "stock (the dataset's own code, with our order and keyed seeds)",
             "torch": "stock (torch's own loader, order and random streams)",
         }

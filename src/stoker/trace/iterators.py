@@ -101,7 +101,9 @@ class Trace:
         facts = {"samples": ", ".join(shown)} if shown else {}
         if counts.lines:
             facts["made early"] = "; ".join(
-                f"{line} ({number}x)" for line, number in counts.lines.most_common(3)
+                f"{line} ({number}x)"
+                for line, number in counts.lines.most_common(4)
+                if line != "more"
             )
         return facts
 
