@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <variant>
 
 #include "engine.hpp"
 
@@ -31,7 +33,9 @@ using Rows = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Keys = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Image = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
-using DenseImage = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
+using Identities = nb::ndarray<const int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Code = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Pixels = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 using Table = nb::ndarray<nb::ro, nb::shape<3, 256>, nb::c_contig, nb::device::cpu>;
 using Triple = std::tuple<float, float, float>;
 
@@ -45,6 +49,7 @@ const char* name(Status status) {
     case Status::oriented: return "oriented";
     case Status::open_failed: return "open_failed";
     case Status::read_failed: return "read_failed";
+    case Status::changed: return "changed";
     case Status::too_large: return "too_large";
     case Status::out_of_memory: return "out_of_memory";
     case Status::bad_geometry: return "bad_geometry";
@@ -286,33 +291,74 @@ void bind_plan(nb::module_& module) {
           "set_tail",
           [](Plan& plan, int channels, const std::optional<Table>& table, const Triple& mean,
              const Triple& std) {
-            plan.conversion.channels = channels == 1 ? 1 : 3;
+            plan.conversion->channels = channels == 1 ? 1 : 3;
             if (table)
-              set_tail(plan.conversion, *table, mean, std);
+              set_tail(*plan.conversion, *table, mean, std);
             else
-              plan.conversion.format = PixelFormat::u8_chw;
+              plan.conversion->format = PixelFormat::u8_chw;
           },
           "channels"_a, "table"_a.none(), "mean"_a, "std"_a,
           "table: (3, 256) float32, or uint16 bit patterns of a 16-bit float; None keeps bytes.")
+      .def("set_interleaved", [](Plan& plan) { plan.conversion->format = PixelFormat::u8_hwc; })
+      .def(
+          "run_recorded",
+          [](const Plan& plan, const std::vector<double>& code,
+             const std::variant<nb::bytes, Pixels>& data, int height, int width,
+             const std::optional<Memory>& out) -> std::pair<std::string, nb::object> {
+            if (height < 1 || width < 1) throw nb::value_error("sizes must be positive");
+            Plan own = plan;
+            own.add_all(code);
+            const PixelFormat format = plan.conversion->format;
+            const size_t channels = static_cast<size_t>(plan.conversion->channels);
+            void* target = nullptr;
+            nb::object result = nb::none();
+            if (out) {
+              if (out->size() < element_bytes(format) * channels * static_cast<size_t>(height) *
+                                    static_cast<size_t>(width))
+                throw nb::value_error("the memory is smaller than the image");
+              target = out->data();
+            } else {
+              result = format == PixelFormat::u8_hwc
+                           ? new_tensor(format, static_cast<size_t>(height),
+                                        static_cast<size_t>(width), channels, &target)
+                           : new_tensor(format, channels, static_cast<size_t>(height),
+                                        static_cast<size_t>(width), &target);
+            }
+            Status status;
+            {
+              const nb::gil_scoped_release release;
+              if (const auto* pixels = std::get_if<Pixels>(&data)) {
+                status = run_pixels_here(own, pixels->data(), static_cast<int>(pixels->shape(0)),
+                                         static_cast<int>(pixels->shape(1)), height, width, target);
+              } else {
+                const nb::bytes& file = std::get<nb::bytes>(data);
+                status = run_encoded_here(own, static_cast<const uint8_t*>(file.data()),
+                                          file.size(), height, width, target);
+              }
+            }
+            return {name(status), status == Status::ok ? result : nb::none()};
+          },
+          "code"_a, "data"_a, "height"_a, "width"_a, "out"_a = nb::none(),
+          "data: an encoded image, or pixels of shape (height, width, 3)")
       .def("run_encoded",
            [](const Plan& plan, const nb::bytes& data, uint32_t key, int height, int width,
               const std::string& level) -> std::pair<std::string, nb::object> {
              Executor executor(level_of(level));
              void* out = nullptr;
              nb::object result =
-                 new_tensor(plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
+                 new_tensor(plan.conversion->format, static_cast<size_t>(plan.conversion->channels),
                             static_cast<size_t>(height), static_cast<size_t>(width), &out);
              const Status status =
                  executor.run_encoded(plan, {}, static_cast<const uint8_t*>(data.data()),
                                       data.size(), key, height, width, out);
              return {name(status), status == Status::ok ? result : nb::none()};
            })
-      .def("run_pixels", [](const Plan& plan, const DenseImage& image, uint32_t key, int height,
+      .def("run_pixels", [](const Plan& plan, const Pixels& image, uint32_t key, int height,
                             int width, const std::string& level) {
         Executor executor(level_of(level));
         void* out = nullptr;
         nb::object result =
-            new_tensor(plan.conversion.format, static_cast<size_t>(plan.conversion.channels),
+            new_tensor(plan.conversion->format, static_cast<size_t>(plan.conversion->channels),
                        static_cast<size_t>(height), static_cast<size_t>(width), &out);
         const int image_height = static_cast<int>(image.shape(0));
         const int image_width = static_cast<int>(image.shape(1));
@@ -325,6 +371,12 @@ void bind_plan(nb::module_& module) {
         return std::make_pair(std::string(name(status)),
                               status == Status::ok ? result : nb::none());
       });
+  module.def("operations", [] {
+    std::vector<std::pair<std::string, size_t>> list;
+    for (const OperationName& operation : operations())
+      list.emplace_back(operation.name, operation.numbers);
+    return list;
+  });
   module.def(
       "resolve",
       [](const Plan& plan, int width, int height, uint32_t key) {
@@ -416,7 +468,10 @@ void bind_engine(nb::module_& module) {
       .def(
           "__init__",
           [](Files* self, const nb::bytes& root, const Bytes1d& names, const Offsets& offsets,
-             std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright) {
+             std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright,
+             const std::optional<Identities>& identities) {
+            if (identities && identities->shape(0) + 1 != offsets.size())
+              throw nb::value_error("one identity per file");
             if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
             const uint64_t* o = offsets.data();
             for (size_t i = 0; i + 1 < offsets.size(); i++)
@@ -432,9 +487,11 @@ void bind_engine(nb::module_& module) {
             if (max_bytes) self->max_bytes = *max_bytes;
             if (max_pixels) self->max_pixels = *max_pixels;
             self->upright = upright;
+            if (identities) self->identities = identities->data();
           },
           "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
-          "upright"_a, nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
+          "upright"_a, "identities"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+          nb::keep_alive<1, 8>());
   module.def(
       "image_size",
       [](const Files& files, int64_t row) -> std::optional<std::pair<int, int>> {
@@ -445,37 +502,66 @@ void bind_engine(nb::module_& module) {
         return std::make_pair(height, width);
       },
       "files"_a, "row"_a);
+  const auto prepare = [](const std::shared_ptr<Batch>& batch, const Plan& plan, const Files& files,
+                          const Memory& out, int height, int width) {
+    if (height < 1 || width < 1) throw nb::value_error("sizes must be positive");
+    batch->plan = &plan;
+    batch->files = &files;
+    batch->out = out.data();
+    batch->height = height;
+    batch->width = width;
+    batch->sample_bytes = element_bytes(plan.conversion->format) *
+                          static_cast<size_t>(plan.conversion->channels) *
+                          static_cast<size_t>(height) * static_cast<size_t>(width);
+    if (out.size() < batch->sample_bytes * batch->rows.size())
+      throw nb::value_error("the memory is smaller than the batch");
+    batch->statuses.assign(batch->rows.size(), Status::ok);
+    batch->details.assign(batch->rows.size(), 0);
+    batch->remaining = batch->size();
+  };
   nb::class_<Batch>(module, "Batch")
       .def_static(
           "new",
-          [](const Plan& plan, const Files& files, const Rows& rows, const Keys& keys,
-             const Memory& out, int channels, int height, int width) {
+          [prepare](const Plan& plan, const Files& files, const Rows& rows, const Keys& keys,
+                    const Memory& out, int channels, int height, int width) {
             if (rows.size() != keys.size()) throw nb::value_error("one key per row");
             for (size_t i = 0; i < rows.size(); i++)
               if (rows.data()[i] < 0 || rows.data()[i] >= files.count)
                 throw nb::index_error("row outside of the files");
-            if (channels != plan.conversion.channels || height < 1 || width < 1)
+            if (channels != plan.conversion->channels)
               throw nb::value_error("the plan gives another number of channels");
             auto batch = std::make_shared<Batch>();
-            batch->plan = &plan;
-            batch->files = &files;
             batch->rows.assign(rows.data(), rows.data() + rows.size());
             batch->keys.assign(keys.data(), keys.data() + keys.size());
-            batch->out = out.data();
-            batch->height = height;
-            batch->width = width;
-            batch->sample_bytes = element_bytes(plan.conversion.format) *
-                                  static_cast<size_t>(channels) * static_cast<size_t>(height) *
-                                  static_cast<size_t>(width);
-            if (out.size() < batch->sample_bytes * rows.size())
-              throw nb::value_error("the memory is smaller than the batch");
-            batch->statuses.assign(rows.size(), Status::ok);
-            batch->details.assign(rows.size(), 0);
-            batch->remaining = batch->size();
+            prepare(batch, plan, files, out, height, width);
             return batch;
           },
           "plan"_a, "files"_a, "rows"_a, "keys"_a, "out"_a, "channels"_a, "height"_a, "width"_a,
           nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(), nb::keep_alive<0, 5>())
+      .def_static(
+          "recorded",
+          [prepare](const Plan& plan, const Files& files, const Code& code, const Offsets& ends,
+                    const Memory& out, int height, int width) {
+            if (static_cast<int64_t>(ends.size()) != files.count)
+              throw nb::value_error("one end per file");
+            auto batch = std::make_shared<Batch>();
+            size_t from = 0;
+            for (size_t i = 0; i < ends.size(); i++) {
+              const size_t end = static_cast<size_t>(ends.data()[i]);
+              if (end < from || end > code.size()) throw nb::value_error("ends must ascend");
+              Plan own = plan;
+              own.add_all({code.data() + from, end - from});
+              if (own.draws) throw nb::value_error("a recorded sample draws nothing");
+              batch->plans.push_back(std::move(own));
+              batch->rows.push_back(static_cast<int64_t>(i));
+              from = end;
+            }
+            batch->keys.assign(batch->rows.size(), 0);
+            prepare(batch, plan, files, out, height, width);
+            return batch;
+          },
+          "plan"_a, "files"_a, "code"_a, "ends"_a, "out"_a, "height"_a, "width"_a,
+          nb::keep_alive<0, 2>(), nb::keep_alive<0, 5>())
       .def("failures",
            [](const Batch& batch) {
              std::vector<std::tuple<int, std::string, int64_t>> list;
@@ -537,7 +623,7 @@ void bind_engine(nb::module_& module) {
           },
           "session"_a, "seconds"_a)
       .def("finish_pixels",
-           [](Pool& pool, Session& session, Batch& batch, int sample, const DenseImage& image) {
+           [](Pool& pool, Session& session, Batch& batch, int sample, const Pixels& image) {
              if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
              const nb::gil_scoped_release release;
              return std::string(name(pool.finish_pixels(

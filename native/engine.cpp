@@ -22,6 +22,27 @@ Executor& calling_thread_executor(SimdLevel level) {
 
 }  // namespace
 
+Status run_encoded_here(const Plan& plan, const uint8_t* data, size_t size, int height, int width,
+                        void* out) {
+  try {
+    return calling_thread_executor(detected_level())
+        .run_encoded(plan, {}, data, size, 0, height, width, out);
+  } catch (const std::bad_alloc&) {
+    return Status::out_of_memory;
+  }
+}
+
+Status run_pixels_here(const Plan& plan, const uint8_t* pixels, int image_height, int image_width,
+                       int height, int width, void* out) {
+  try {
+    return calling_thread_executor(detected_level())
+        .run_pixels(plan, pixels, static_cast<ptrdiff_t>(image_width) * 3, image_height,
+                    image_width, 0, height, width, out);
+  } catch (const std::bad_alloc&) {
+    return Status::out_of_memory;
+  }
+}
+
 Status image_size(const Files& files, int64_t row, int& height, int& width) {
   Executor& executor = calling_thread_executor(detected_level());
   try {
@@ -132,8 +153,8 @@ void Pool::run_sample(Executor& executor, Session& session, const std::shared_pt
     status = file.status;
     if (status == Status::ok) {
       const jpeg::Limits limits{files.max_pixels, files.upright};
-      status = executor.run_encoded(*batch->plan, limits, executor.file().data(), file.size,
-                                    batch->keys[sample], batch->height, batch->width,
+      status = executor.run_encoded(batch->plan_of(sample), limits, executor.file().data(),
+                                    file.size, batch->keys[sample], batch->height, batch->width,
                                     batch->out + batch->sample_bytes * sample);
     }
   } catch (const std::bad_alloc&) {
@@ -219,8 +240,8 @@ std::optional<Declined> Pool::take_declined(Session& session, std::chrono::milli
 Status Pool::finish_pixels(Session& session, Batch& batch, int sample, const uint8_t* pixels,
                            ptrdiff_t stride, int height, int width) {
   const Status status = calling_thread_executor(level_).run_pixels(
-      *batch.plan, pixels, stride, height, width, batch.keys[sample], batch.height, batch.width,
-      batch.out + batch.sample_bytes * sample);
+      batch.plan_of(sample), pixels, stride, height, width, batch.keys[sample], batch.height,
+      batch.width, batch.out + batch.sample_bytes * sample);
   finish(session, batch, sample, status);
   return status;
 }

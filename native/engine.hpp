@@ -41,6 +41,7 @@ class Session;
 // would need the GIL when a thread drops it.
 struct Batch : std::enable_shared_from_this<Batch> {
   const Plan* plan = nullptr;
+  std::vector<Plan> plans;  // one per sample where they were recorded; then `plan` says nothing
   const Files* files = nullptr;
   std::vector<int64_t> rows;
   std::vector<uint32_t> keys;
@@ -53,12 +54,20 @@ struct Batch : std::enable_shared_from_this<Batch> {
   std::atomic<int> next{0};       // first sample that no thread has taken
   std::atomic<int> remaining{0};  // samples that are not finished
   int size() const { return static_cast<int>(rows.size()); }
+  const Plan& plan_of(int sample) const { return plans.empty() ? *plan : plans[sample]; }
 };
 
 struct Declined {
   std::shared_ptr<Batch> batch;
   int sample = 0;
 };
+
+// Runs a plan on encoded bytes, on the calling thread, whose tools are kept for the next time.
+Status run_encoded_here(const Plan& plan, const uint8_t* data, size_t size, int height, int width,
+                        void* out);
+// The same from dense RGB pixels.
+Status run_pixels_here(const Plan& plan, const uint8_t* pixels, int image_height, int image_width,
+                       int height, int width, void* out);
 
 // Size of file `row` from its header, on the calling thread.
 Status image_size(const Files& files, int64_t row, int& height, int& width);

@@ -84,14 +84,14 @@ void Executor::erase(const Plan& plan, void* out) const {
       if (steps_.items[j].kind == Step::Kind::flip_y) rect.y = steps_.height - rect.bottom();
     }
     const auto fill = [&]<class T>(T* data) {
-      for (int c = 0; c < plan.conversion.channels; c++, data += plane) {
+      for (int c = 0; c < plan.conversion->channels; c++, data += plane) {
         const T value = static_cast<T>(
             plan.erasures[static_cast<size_t>(step.erasure)][static_cast<size_t>(c)]);
         for (int y = rect.y; y < rect.bottom(); y++)
           std::fill_n(data + int64_t{y} * steps_.width + rect.x, rect.width, value);
       }
     };
-    switch (plan.conversion.format) {
+    switch (plan.conversion->format) {
       case PixelFormat::f32_chw: fill(static_cast<uint32_t*>(out)); break;
       case PixelFormat::u16_chw: fill(static_cast<uint16_t*>(out)); break;
       default: fill(static_cast<uint8_t*>(out));
@@ -107,8 +107,9 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
            kRowSlack;
   };
   Output output;
-  output.conversion = &plan.conversion;
+  output.conversion = plan.conversion.get();
   output.data = out;
+  output.stride = static_cast<ptrdiff_t>(steps_.width) * plan.conversion->channels;
   output.width = steps_.width;
   output.height = steps_.height;
   bool flip_x = false;

@@ -43,6 +43,8 @@ namespace {
 //                          fused, version
 //   random_erasing       probability, scale from, to, log(ratio) from, to, fused, bits of the value
 //                          in each of 3 channels
+//   crop                 x, y, width, height; may lie outside of the image, where pixels are 0
+//   mirror_x, mirror_y   -
 //
 // An operation is its place in enum Operation. A magnitude that is NaN is that of `index` of `bins`
 // between 0 and 150 / 331 of the image's width or height, which the operation translates by.
@@ -75,6 +77,9 @@ constexpr Description kDescriptions[] = {
     {"random_rotation", Op::Kind::random_rotation, 11, true, 2},
     {"random_affine", Op::Kind::random_affine, 22, true, 1},
     {"random_erasing", Op::Kind::random_erasing, 9, true, 1},
+    {"crop", Op::Kind::crop, 4, false, 1},
+    {"mirror_x", Op::Kind::mirror_x, 0, false, 1},
+    {"mirror_y", Op::Kind::mirror_y, 0, false, 1},
 };
 
 void require(bool condition, std::string_view name, const char* what) {
@@ -191,6 +196,13 @@ void validate(std::string_view name, const Op& op) {
       require(fill(n + 4), name, "mode or fill out of range");
       break;
     case Op::Kind::gray: break;
+    case Op::Kind::crop:
+      require(whole(n[0], -double(kMaxSide), double(kMaxSide)), name, "x out of range");
+      require(whole(n[1], -double(kMaxSide), double(kMaxSide)), name, "y out of range");
+      require(side(n[2]) && side(n[3]), name, "size out of range");
+      break;
+    case Op::Kind::mirror_x:
+    case Op::Kind::mirror_y: break;
     case Op::Kind::adjust:
       require(adjustment(n[0], n[1]), name, "unknown step or amount out of range");
       break;
@@ -267,6 +279,23 @@ void Plan::add(std::string_view name, std::span<const double> numbers) {
   most_steps += found->steps * rounds;
   draws = draws || found->draws;
   ops.push_back(std::move(op));
+}
+
+void Plan::add_all(std::span<const double> code) {
+  while (!code.empty()) {
+    const double place = code.front();
+    require(whole(place, 0, double(std::size(kDescriptions) - 1)), "recorded", "unknown operation");
+    const Description& description = kDescriptions[static_cast<size_t>(place)];
+    require(code.size() > description.numbers, description.name, "numbers missing");
+    add(description.name, code.subspan(1, description.numbers));
+    code = code.subspan(1 + description.numbers);
+  }
+}
+
+std::vector<OperationName> operations() {
+  std::vector<OperationName> list;
+  for (const Description& d : kDescriptions) list.push_back({d.name, d.numbers});
+  return list;
 }
 
 }  // namespace stoker

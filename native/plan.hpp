@@ -93,7 +93,10 @@ struct Op {
     auto_augment,
     random_rotation,
     random_affine,
-    random_erasing
+    random_erasing,
+    crop,
+    mirror_x,
+    mirror_y
   };
   Kind kind;
   std::vector<double> numbers;
@@ -104,7 +107,8 @@ struct Op {
 struct Plan {
   std::vector<Op> ops;
   PassOrder order = PassOrder::cheaper_first;
-  Conversion conversion;
+  // Shared by the plans of single samples that end in the same tensor.
+  std::shared_ptr<Conversion> conversion = std::make_shared<Conversion>();
   bool draws = false;  // any random op: the generator must be seeded per sample
   int most_steps = 0;  // that resolve() can give
   // What random_erasing writes into each channel: bit patterns of the tensor's values.
@@ -114,7 +118,17 @@ struct Plan {
   // std::invalid_argument, also where an operation's exponentials have not been published
   // (Note [Proven exponentials]).
   void add(std::string_view name, std::span<const double> numbers);
+  // Adds the operations of one recorded sample: each its place in operations() and its numbers.
+  void add_all(std::span<const double> code);
 };
+
+struct OperationName {
+  std::string_view name;
+  size_t numbers;
+};
+
+// Every operation, in the order that add_all knows them by.
+std::vector<OperationName> operations();
 
 // Fills `steps` for an image of this size. Draws exactly what torchvision draws, in its order.
 // Status::bad_geometry where torchvision raises or the plan cannot go on natively.

@@ -47,6 +47,14 @@ FileBytes read_file(const Files& files, int64_t row, Buffer<uint8_t>& buffer) {
   if (!S_ISREG(info.st_mode))
     return {Status::open_failed, S_ISDIR(info.st_mode) ? EISDIR : EINVAL, 0};
   const int64_t size = info.st_size;
+  if (files.identities) {
+    const int64_t* expected = files.identities + 4 * row;
+    const int64_t changed = info.st_mtim.tv_sec * int64_t{1000000000} + info.st_mtim.tv_nsec;
+    if (expected[0] != static_cast<int64_t>(info.st_dev) ||
+        expected[1] != static_cast<int64_t>(info.st_ino) || expected[2] != size ||
+        expected[3] != changed)
+      return {Status::changed, 0, 0};
+  }
   if (size > files.max_bytes) return {Status::too_large, size, 0};
   if (size > kMostBytes) return {Status::unsupported, size, 0};
   uint8_t* data = buffer.need(static_cast<size_t>(size) + 1);

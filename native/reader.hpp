@@ -21,6 +21,8 @@ struct Files {
   int64_t max_bytes = int64_t{1} << 62;
   int64_t max_pixels = int64_t{1} << 40;
   bool upright = false;
+  // Null, or of each file device, inode, size and time of the last change in ns, as they must be.
+  const int64_t* identities = nullptr;
 };
 
 // Larger files are left to Pillow, so that no thread keeps a buffer of their size.

@@ -47,6 +47,9 @@ bool Resolver::apply(const Op& op) {
     case Op::Kind::random_rotation: return random_rotation(n);
     case Op::Kind::random_affine: return random_affine(n);
     case Op::Kind::random_erasing: return random_erasing(op);
+    case Op::Kind::crop: return crop(integer(n[0]), integer(n[1]), integer(n[2]), integer(n[3]));
+    case Op::Kind::mirror_x: return simple(Step::Kind::flip_x);
+    case Op::Kind::mirror_y: return simple(Step::Kind::flip_y);
   }
   return false;
 }

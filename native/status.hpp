@@ -18,6 +18,7 @@ enum class Status : uint8_t {
   // The sample failed.
   open_failed,  // errno in the sample's detail
   read_failed,  // errno in the sample's detail
+  changed,      // the file is not the one that was recorded
   too_large,    // above the byte limit; size in the sample's detail
   out_of_memory,
   bad_geometry,  // the plan cannot be applied to an image of this size (e.g. RandomCrop larger than

@@ -366,7 +366,7 @@ Plan random_plan(Random& random) {
   if (random.chance(30))
     plan.add("random_erasing",
              std::vector<double>{share(), share() / 4, 0.5, -kLogRatio, kLogRatio, 0, 1, 2, 255});
-  plan.conversion.channels = random.chance(80) ? 3 : 1;
+  plan.conversion->channels = random.chance(80) ? 3 : 1;
   float table[3][256];
   uint16_t bits[3][256];
   const float mean[3] = {0.485f, 0.456f, 0.406f}, std[3] = {0.229f, 0.224f, 0.225f};
@@ -376,12 +376,14 @@ Plan random_plan(Random& random) {
       bits[c][x] = uint16_t(x * 7 + c);
     }
   switch (random.below(3)) {
-    case 0: plan.conversion.format = PixelFormat::u8_chw; break;
+    case 0: plan.conversion->format = PixelFormat::u8_chw; break;
     case 1:
-      plan.conversion.format = PixelFormat::f32_chw;
-      set_table(plan.conversion, &table[0][0], random.chance(70) ? mean : nullptr, std);
+      plan.conversion->format = PixelFormat::f32_chw;
+      set_table(*plan.conversion, &table[0][0], random.chance(70) ? mean : nullptr, std);
       break;
-    default: plan.conversion.format = PixelFormat::u16_chw; set_table(plan.conversion, &bits[0][0]);
+    default:
+      plan.conversion->format = PixelFormat::u16_chw;
+      set_table(*plan.conversion, &bits[0][0]);
   }
   return plan;
 }
@@ -407,11 +409,11 @@ void check_sample(const uint8_t* data, size_t size, Random& random) {
   Steps steps;
   if (resolve(plan, width, height, generator, steps) != Status::ok) return;
   if (int64_t{steps.width} * steps.height > int64_t{1} << 18) return;
-  const size_t item = plan.conversion.format == PixelFormat::f32_chw   ? 4
-                      : plan.conversion.format == PixelFormat::u16_chw ? 2
-                                                                       : 1;
+  const size_t item = plan.conversion->format == PixelFormat::f32_chw   ? 4
+                      : plan.conversion->format == PixelFormat::u16_chw ? 2
+                                                                        : 1;
   const size_t bytes =
-      item * size_t(plan.conversion.channels) * size_t(steps.width) * size_t(steps.height);
+      item * size_t(plan.conversion->channels) * size_t(steps.width) * size_t(steps.height);
   constexpr size_t kGuard = 64;
   std::vector<std::vector<uint8_t>> results;
   Status first = Status::ok;

@@ -133,7 +133,7 @@ int run(double seconds) {
   Plan plan;
   const double size[] = {kSide, kSide, 0, 0, 0, 0, 0, 0};
   plan.add("center_crop", std::span(size, 2));
-  plan.conversion.format = PixelFormat::u8_chw;
+  plan.conversion->format = PixelFormat::u8_chw;
   Pool pool(detected_level());
   const auto until = std::chrono::steady_clock::now() +
                      std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));

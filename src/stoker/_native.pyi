@@ -42,6 +42,7 @@ def convert(
 def formula(
     table: NDArray[Any], mean: tuple[float, float, float], std: tuple[float, float, float]
 ) -> str: ...
+def operations() -> list[tuple[str, int]]: ...
 def resolve(
     plan: Plan, width: int, height: int, key: int
 ) -> tuple[str, list[dict[str, Any]], int]: ...
@@ -57,6 +58,15 @@ class Plan:
         mean: tuple[float, float, float],
         std: tuple[float, float, float],
     ) -> None: ...
+    def set_interleaved(self) -> None: ...
+    def run_recorded(
+        self,
+        code: Sequence[float],
+        data: bytes | NDArray[np.uint8],
+        height: int,
+        width: int,
+        out: NDArray[np.uint8] | None = None,
+    ) -> tuple[str, NDArray[Any] | None]: ...
     def run_encoded(
         self, data: bytes, key: int, height: int, width: int, level: str
     ) -> tuple[str, NDArray[Any] | None]: ...
@@ -97,6 +107,7 @@ class Files:
         max_bytes: int | None,
         max_pixels: int | None,
         upright: bool,
+        identities: NDArray[np.int64] | None = None,
     ) -> None: ...
 
 def image_size(files: Files, row: int) -> tuple[int, int] | None: ...
@@ -110,6 +121,16 @@ class Batch:
         keys: NDArray[np.uint32],
         out: NDArray[np.uint8],
         channels: int,
+        height: int,
+        width: int,
+    ) -> Batch: ...
+    @staticmethod
+    def recorded(
+        plan: Plan,
+        files: Files,
+        code: NDArray[np.float64],
+        ends: NDArray[np.uint64],
+        out: NDArray[np.uint8],
         height: int,
         width: int,
     ) -> Batch: ...

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import _native
-from stoker.plan import Plan, Size
+from stoker.plan import Plan, Size, Tail
 
 STATUS_REASONS = {
     "not_jpeg": "is not a JPEG",
@@ -30,6 +30,7 @@ STATUS_REASONS = {
     "oriented": "has an EXIF orientation",
     "open_failed": "cannot be opened",
     "read_failed": "cannot be read",
+    "changed": "has changed since it was opened",
     "too_large": "is larger than max_bytes",
     "out_of_memory": "needs more memory than there is",
     "bad_geometry": "has a size that the transform cannot be applied to",
@@ -47,6 +48,49 @@ def native_plan(plan: Plan) -> _native.Plan:
     tail = plan.tail
     native.set_tail(tail.channels, tail.array(), tail.mean, tail.std)
     return native
+
+
+OPERATIONS = {name: float(place) for place, (name, _) in enumerate(_native.operations())}
+"""The first number of each operation in the code of a recorded sample; its own numbers follow."""
+
+Code = tuple[float, ...]
+"""The operations of a recorded sample, see native/plan.cpp."""
+
+
+@lru_cache(maxsize=64)
+def native_ending(tail: Tail, order: str) -> _native.Plan:
+    """The native form of what all recorded samples of a batch end in."""
+    return native_plan(Plan((), tail, order))
+
+
+@lru_cache(maxsize=8)
+def native_image(channels: int, order: str) -> _native.Plan:
+    """A native plan that ends in an image of 1 or 3 interleaved channels."""
+    native = _native.Plan()
+    native.set_order(order)
+    native.set_tail(channels, None, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    native.set_interleaved()
+    return native
+
+
+def run_recorded(
+    ending: _native.Plan,
+    code: Code,
+    data: bytes | NDArray[np.uint8],
+    size: Size,
+    out: NDArray[np.uint8] | None = None,
+) -> tuple[str, NDArray[Any] | None]:
+    """Runs recorded operations on a file's bytes or on RGB pixels, on the calling thread.
+
+    Args:
+        ending: what the result is made to.
+        code: the operations.
+        data: a file, or pixels of shape (height, width, 3).
+        size: (height, width) of the result.
+        out: bytes to write the result to; None makes an array.
+    """
+    status, result = ending.run_recorded(code, data, *size, out)
+    return status, result
 
 
 _pool: _native.Pool | None = None
@@ -169,16 +213,33 @@ class Session:
             native_plan(plan), files, rows, keys, memory, plan.tail.channels, *size
         )
         batch = Batch(native, rows, memory)
+        self.start(batch)
+        return batch
+
+    def start(self, batch: Batch) -> None:
+        """Starts a prepared batch; runs it now where there are no threads."""
         if self.threads == 0:
             try:
-                self._pool.run_here(self._native, native)
+                self._pool.run_here(self._native, batch.native)
             except BaseException:  # Ctrl-C: nobody will ask for what it has declined
-                self._pool.cancel(self._native, native)
+                self._pool.cancel(self._native, batch.native)
                 raise
         else:
             self._live.add(batch)
-            self._pool.submit(self._native, native)
-        return batch
+            self._pool.submit(self._native, batch.native)
+
+    def prepare(
+        self,
+        ending: _native.Plan,
+        files: _native.Files,
+        code: NDArray[np.float64],
+        ends: NDArray[np.uint64],
+        memory: NDArray[np.uint8],
+        size: Size,
+    ) -> Batch:
+        """A batch of recorded samples, not started; file i under ``code[ends[i - 1]:ends[i]]``."""
+        native = _native.Batch.recorded(ending, files, code, ends, memory, *size)
+        return Batch(native, np.arange(len(ends), dtype=np.int64), memory)
 
     def wait(self, batch: Batch, seconds: float, watch: bool) -> bool:
         """True when ``batch`` is finished; ``watch`` returns early when a declined sample waits."""
@@ -230,9 +291,23 @@ def native_files(
     max_bytes: int | None,
     max_pixels: int | None,
     upright: bool,
+    identities: NDArray[np.int64] | None = None,
 ) -> _native.Files:
-    """The native view of a path table; keeps the arrays alive, copies nothing."""
-    return _native.Files(os.fsencode(root), names, offsets, max_bytes, max_pixels, upright)
+    """The native view of a path table; keeps the arrays alive, copies nothing.
+
+    Args:
+        root: what every path begins with.
+        names: the rest of all paths.
+        offsets: where each begins in ``names``, and where the last ends.
+        max_bytes: larger files fail.
+        max_pixels: larger images are declined.
+        upright: images that EXIF turns are declined.
+        identities: of shape (files, 4): device, inode, size and time of change in ns that a file
+            must have.
+    """
+    return _native.Files(
+        os.fsencode(root), names, offsets, max_bytes, max_pixels, upright, identities
+    )
 
 
 def image_size(files: _native.Files, row: int) -> Size | None:

@@ -10,8 +10,10 @@ class Explanation:
     """How a loader is served. ``print()`` it.
 
     Attributes:
-        tier: "lowered" (no Python per sample), "keyed" (torch's machinery, our order and seeds), or
-            "torch" (torch's machinery and streams).
+        tier: "lowered" (no Python per sample), "recorded" (the dataset's code, native pixels),
+            "materialised" (the dataset's code, native decoding), "traced" (one of the two, nothing
+            has run yet), "keyed" (torch's machinery, our order and seeds), or "torch" (torch's
+            machinery and streams).
         op: what prevents the native engine: a transform, class or argument; empty when lowered.
         why: the reason.
         instead: what would help.
@@ -27,6 +29,9 @@ class Explanation:
     def __str__(self) -> str:
         titles = {
             "lowered": "lowered (native threads, no Python per sample)",
+            "recorded": "recorded (the dataset's own code; its pixels in native threads)",
+            "materialised": "materialised (the dataset's own code; JPEGs decoded natively for it)",
+            "traced": "traced (recorded as far as the code allows; ask after some batches)",
             "keyed": "stock (the dataset's own code, with our order and keyed seeds)",
             "torch": "stock (torch's own loader, order and random streams)",
         }

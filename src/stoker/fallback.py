@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from stoker.engine import Batch, Session
 
-Decode = Callable[[int], NDArray[np.uint8]]
+Decode = Callable[[object, int], NDArray[np.uint8]]
+"""Native batch and row to RGB pixels, uint8 of shape (height, width, 3); raises as Pillow does."""
 
 
 class Fallback:
@@ -31,7 +32,7 @@ class Fallback:
 
     Args:
         session: where declined samples wait.
-        decode: row to RGB pixels, uint8 of shape (height, width, 3); raises what Pillow raises.
+        decode: decodes one.
     """
 
     def __init__(self, session: Session, decode: Decode) -> None:
@@ -69,7 +70,7 @@ class Fallback:
             return False
         batch, place, row = taken
         try:
-            self._session.finish_pixels(batch, place, self.decode(row))
+            self._session.finish_pixels(batch, place, self.decode(batch, row))
             self.decoded += 1
         except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
             self._errors[id(batch), place] = error

@@ -24,7 +24,7 @@ from PIL import Image
 from stoker.draws import TRIES, Draw
 from stoker.engine import Batch, Failure, Session, image_size, native_files, result_size
 from stoker.errors import DecodeError
-from stoker.fallback import Fallback
+from stoker.fallback import Decode, Fallback
 from stoker.plan import Plan, Size
 from stoker.slots import Slot, Slots
 from stoker.sources.dataset import Rows
@@ -102,7 +102,7 @@ class Feed:
             files.upright,
         )
         self.session = Session(threads)
-        self.fallback = Fallback(self.session, rows.decode)
+        self.fallback = Fallback(self.session, _decoder(rows))
         self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
 
     def fits(self, plan: Plan, rows: Rows, threads: int, depth: int, pinned: bool) -> bool:
@@ -218,6 +218,12 @@ class Feed:
     def close(self) -> None:
         """Gives threads and memory back. Idempotent."""
         self._finalizer()
+
+
+def _decoder(rows: Rows) -> Decode:
+    """What the fallback asks; it holds the rows, not the feed, which its threads would keep."""
+    decode = rows.decode
+    return lambda batch, row: decode(row)
 
 
 def _most_pixels(files: Files) -> int | None:

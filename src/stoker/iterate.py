@@ -264,11 +264,32 @@ def _page_locked(batch: Any) -> Any:
     return pin_memory.pin_memory(batch)  # type: ignore[no-untyped-call] # torch's own
 
 
+Fetch = Callable[[Any], Any]
+
+
 def on_calling_thread(
-    keyed: KeyedDataset, draws: Iterable[Draw], collate: Reporting, batched: bool, pin: bool
+    keyed: KeyedDataset,
+    draws: Iterable[Draw],
+    collate: Reporting,
+    batched: bool,
+    pin: bool,
+    record: Callable[[Fetch, Draw], Any] | None = None,
 ) -> Iterator[Any]:
-    """What torch's loader does with ``num_workers=0``; the caller's generators stay as they are."""
+    """What torch's loader does with ``num_workers=0``; the caller's generators stay as they are.
+
+    Args:
+        keyed: the dataset.
+        draws: its batches.
+        collate: makes a batch of samples.
+        batched: False where each draw is a single sample.
+        pin: give page-locked memory.
+        record: makes the batch of a draw with the function that fetches it, and page-locks it.
+    """
+
+    def fetch(draw: Draw) -> Any:
+        return collate(keyed.__getitems__(draw) if batched else keyed[draw])
+
     for draw in draws:
         with generators_kept():
-            batch = collate(keyed.__getitems__(draw) if batched else keyed[draw])
-        yield _page_locked(batch) if pin else batch
+            batch = fetch(draw) if record is None else record(fetch, draw)
+        yield _page_locked(batch) if pin and record is None else batch

@@ -48,6 +48,7 @@ class KeyedDataset(Dataset[Any]):
     def __getitems__(self, draw: Draw) -> list[Any]:
         """The samples of a batch; leaves the generators seeded for collating it."""
         keys = draw.keys()
+        self.reports, self.error = [], None  # of a batch that is run again
         # A Subset only hands on to its dataset, so there each sample can have its own key.
         bulk = type(self.dataset) is not Subset and getattr(self.dataset, "__getitems__", None)
         try:
@@ -67,6 +68,7 @@ class KeyedDataset(Dataset[Any]):
 
     def __getitem__(self, draw: Draw) -> Any:
         """The one sample of a loader without batches."""
+        self.reports, self.error = [], None
         try:
             return self._sample(draw, 0, int(draw.indices[0]), int(draw.keys()[0]))
         except DecodeError as error:

@@ -39,6 +39,7 @@ from stoker.lower import Refusal
 from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw_seed
 from stoker.slots import accelerator_pins
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
+from stoker.trace.iterators import Here, Trace, TracedLoader, iterator, prevented
 
 
 def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -49,7 +50,7 @@ def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class _Workers(torch.utils.data.DataLoader[Any]):
+class _Workers(TracedLoader):
     """torch's machinery for a loader that has judged the number of workers already."""
 
     def check_worker_number_rationality(self) -> None:
@@ -177,6 +178,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._ahead: list[LoweredIterator] = []
         self._inner: torch.utils.data.DataLoader[Any] | None = None
         self._warned = False
+        self._trace = Trace()
+        self._here: Here | None = None
         if num_workers is None:
             self._choose_workers(prefetch_factor is not None or persistent_workers)
         elif num_workers > machine.most_workers():
@@ -309,13 +312,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._warn_if_slower(lowered)
         return self._iterate_keyed(batches)
 
+    def _get_iterator(self) -> Any:
+        trace = self._tracing()
+        return super()._get_iterator() if trace is None else iterator(self, trace)
+
+    def _tracing(self) -> Trace | None:
+        """Records what the dataset's code does to images; None where everything must be stock."""
+        return None if self.tier == "stock" or prevented() is not None else self._trace
+
     def _warn_if_slower(self, refusal: Refusal | None) -> None:
-        asked_for = self.tier == "stock" or self.randomness == "torch"
-        if refusal is not None and not self._warned and not asked_for:
+        reason = prevented()
+        if refusal is not None and reason and not self._warned and self.tier != "stock":
             self._warned = True
             warnings.warn(
                 f"not run natively: {refusal.op}: {refusal.why} (instead: {refusal.instead}); "
-                "torch's own machinery serves this loader",
+                f"not traced: {reason}; torch's own machinery serves this loader",
                 StokerWarning,
                 stacklevel=3,
             )
@@ -365,7 +376,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.num_workers == 0:
             keyed = KeyedDataset(self.dataset, self.on_error, blank)
             collate = Reporting(self.collate_fn, keyed)
-            source = on_calling_thread(keyed, batches, collate, self._auto_collation, self._pins())
+            trace, pins = self._tracing(), self._pins()
+            if trace is not None and self._here is None:
+                self._here = Here(trace, pins, self.dataset)
+            record = None if trace is None or self._here is None else self._here.fetch
+            batched = self._auto_collation
+            source = on_calling_thread(keyed, batches, collate, batched, pins, record)
         else:
             if self._inner is None or not self.persistent_workers:
                 self._inner_draws = Draws()
@@ -382,7 +398,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _make_inner(self, draws: Draws, blank: Any) -> torch.utils.data.DataLoader[Any]:
         """torch's loader over `KeyedDataset`; it lives as long as its workers shall."""
         keyed = KeyedDataset(self.dataset, self.on_error, blank)
-        return _Workers(
+        inner = _Workers(
             keyed,
             sampler=None if self._auto_collation else draws,
             batch_sampler=cast(Any, draws) if self._auto_collation else None,
@@ -399,6 +415,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=self.pin_memory_device,
             in_order=self.in_order,
         )
+        inner.trace = self._tracing()
+        return inner
 
     # What the user may ask
 
@@ -407,7 +425,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         lowered = self._lowered()
         if isinstance(lowered, Refusal):
             facts = {"workers": f"{self.num_workers} processes" if self.num_workers else "none"}
-            tier = "keyed" if self._keyed else "torch"
+            tier, trace = "keyed" if self._keyed else "torch", self._tracing()
+            if trace is not None:
+                tier = trace.tier() or tier
+                facts["workers"] += f", and {trace.threads} native threads"
+                facts.update(trace.facts())
+            elif self.tier != "stock":
+                facts["not traced"] = prevented() or ""
             return Explanation(tier, lowered.op, lowered.why, lowered.instead, facts)
         plan, rows = lowered.plan, lowered.rows
         depth = max(2, self.prefetch_factor or 2) if self.num_workers else 1
@@ -449,6 +473,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if feed is not None:
             feed.close()
         self._inner = None
+        here, self._here = self._here, None
+        if here is not None:
+            here.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_feed": None, "_ahead": [], "_inner": None, "_iterator": None}
+        gone = {"_feed": None, "_inner": None, "_iterator": None, "_here": None}
+        return {**vars(self), **gone, "_ahead": []}

@@ -170,6 +170,11 @@ def _files(least: int) -> list[tuple[Size, bytes]]:
     return made
 
 
+def small_files() -> list[bytes]:
+    """JPEG files of every kind that is decoded natively."""
+    return [data for _, data in _files(0)]
+
+
 @contextmanager
 def _serially() -> Iterator[None]:
     """Keeps torch from sharing images out to threads, in this thread, where that is possible.

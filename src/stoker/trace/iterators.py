@@ -1,0 +1,361 @@
+"""torch's iterators with recording: the only module that uses torch's private parts.
+
+Supported is torch from 2.6 to the newest that was tested, as long as those parts look as expected;
+with any other nothing is traced.
+"""
+
+from __future__ import annotations
+
+import inspect
+import queue
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, _utils
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory as _pin_memory
+from torch.utils.data.dataloader import (
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from stoker import machine
+from stoker.slots import accelerator_pins
+from stoker.trace import hooks, wire
+from stoker.trace.check import impossible
+from stoker.trace.node import Tracing
+from stoker.trace.scope import DECODE, TENSORS, Counts
+from stoker.trace.worker import Delivery, Recorder, Replay
+
+_OLDEST, _NEWEST = (2, 6), (2, 14)
+_PATIENCE_SECONDS = 5.0
+
+
+@lru_cache(maxsize=1)
+def prevented() -> str | None:
+    """Why no loader can be traced in this process; None where they can."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not _OLDEST <= version <= _NEWEST:
+        return f"torch {torch.__version__} is not among the versions that tracing was tested with"
+    fetch = list(inspect.signature(_MapDatasetFetcher.fetch).parameters)
+    loop = list(inspect.signature(_utils.worker._worker_loop).parameters)
+    names = ("_process_data", "_shutdown_workers", "_reset", "_try_get_data")
+    if (
+        len(fetch) != 2
+        or "init_fn" not in loop
+        or not all(hasattr(_MultiProcessingDataLoaderIter, name) for name in names)
+        or not hasattr(_SingleProcessDataLoaderIter, "_next_data")
+    ):
+        return f"torch {torch.__version__} is built otherwise than expected"
+    return impossible()
+
+
+@dataclass
+class Trace:
+    """One loader's tracing: what it has counted so far.
+
+    Attributes:
+        counts: of all batches that were taken.
+        threads: native threads beside the workers.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    batches: int = 0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        self.threads = self.threads or max(1, machine.most_workers() - 1)
+
+    def add(self, counts: Counts) -> None:
+        """Takes note of what happened in making a batch."""
+        self.batches += 1
+        self.counts.add(counts)
+
+    def tier(self) -> str | None:
+        """What most samples were so far; None where nothing was lazy."""
+        counts = self.counts
+        if counts.recorded > counts.values:
+            return "recorded"
+        if counts.opened:
+            return "materialised"
+        return None if self.batches else "traced"
+
+    def facts(self) -> dict[str, str]:
+        """The counters and the source lines behind them, by name."""
+        counts = self.counts
+        numbers = {
+            "recorded": counts.recorded,
+            "tensors made in the workers": counts.values,
+            "images made in the workers": counts.pixels,
+            "decoded by Pillow": counts.declined,
+            "batches run again": counts.replayed,
+        }
+        shown = [f"{number} {name}" for name, number in numbers.items() if number]
+        facts = {"samples": ", ".join(shown)} if shown else {}
+        if counts.lines:
+            facts["made early"] = "; ".join(
+                f"{line} ({number}x)"
+                for line, number in counts.lines.most_common(4)
+                if line != "more"
+            )
+        return facts
+
+
+def page_locked(batch: Any) -> Any:
+    """``batch`` with its tensors in page-locked memory; those that are there already stay."""
+    return _pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+class WorkerStart:
+    """A worker_init_fn that makes the worker record, then calls the user's.
+
+    Args:
+        user: the loader's own.
+        depth: how far to defer.
+        keep: batches that may be asked for again.
+        order: Pillow's order of passes, proven in the main process.
+    """
+
+    def __init__(
+        self, user: Callable[[int], None] | None, depth: int, keep: int, order: str
+    ) -> None:
+        self.user, self.depth, self.keep, self.order = user, depth, keep, order
+
+    def __call__(self, worker: int) -> None:
+        """Runs in the worker, before its first batch."""
+        Tracing.order = self.order
+        hooks.install()
+        recorder = Recorder(self.depth, self.keep)
+        for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
+            _record_fetches(kind, recorder)
+        if self.user is not None:
+            self.user(worker)
+
+
+def _record_fetches(kind: Any, recorder: Recorder) -> None:
+    stock = kind.fetch
+
+    def fetch(self: Any, index: Any) -> Delivery:
+        hooks.refresh()
+        return recorder.fetch(lambda asked: stock(self, asked), index)
+
+    kind.fetch = fetch
+
+
+class _Tracing:
+    """A loader as torch's iterator shall see it."""
+
+    def __init__(self, loader: Any, **changes: Any) -> None:
+        self.__dict__.update(changes, _loader=loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Error:
+    """An exception of the thread below, for the consumer."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Relay(queue.Queue[Any]):
+    """What the consumer reads instead of the workers' queue."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next of it; raises what the relay's thread could not deal with."""
+        found = super().get(block, timeout)
+        if isinstance(found, _Error):
+            raise found.error
+        return found
+
+
+def _relay(
+    results: Any, relay: _Relay, replays: _Relay, receiver: wire.Receiver, stop: threading.Event
+) -> None:
+    """Takes what the workers send and starts its decoding; a thread of its own."""
+    while not stop.is_set():
+        try:
+            found = results.get(timeout=_PATIENCE_SECONDS)
+        except queue.Empty:
+            continue
+        except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
+            relay.put(_Error(error))
+            if isinstance(error, OSError | EOFError | ValueError):
+                return  # the queue is gone
+            continue
+        if found is None or stop.is_set():
+            return
+        index, data = found
+        try:
+            if type(data) is Delivery:
+                data.batch = receiver.submit(data.batch)
+            if isinstance(index, tuple):
+                replays.put(data)
+            else:
+                relay.put((index, data))
+        except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
+            relay.put(_Error(error))
+
+
+class TracingIterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator over worker processes that record."""
+
+    def __init__(self, loader: Any, trace: Trace) -> None:
+        iterable = isinstance(loader.dataset, IterableDataset)
+        depth = DECODE if iterable else TENSORS
+        keep = loader.num_workers * loader.prefetch_factor + 1
+        self._trace, self._pins = trace, loader.pin_memory and accelerator_pins()
+        start = WorkerStart(loader.worker_init_fn, depth, keep, Tracing.order)
+        seen = _Tracing(
+            loader, worker_init_fn=start, pin_memory=loader.pin_memory and not self._pins
+        )
+        super().__init__(seen)
+        # Not before: the workers are forked without our threads.
+        self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
+        self._replays, self._asked = _Relay(), 0
+        stop = threading.Event()
+        self._data_queue = _Relay()
+        self._relay_thread = threading.Thread(
+            target=_relay,
+            args=(
+                self._worker_result_queue,
+                self._data_queue,
+                self._replays,
+                self._receiver,
+                stop,
+            ),
+            name="stoker-relay",
+            daemon=True,
+        )
+        self._relay_thread.start()
+        self._end = weakref.finalize(
+            self, _end, self._worker_result_queue, self._relay_thread, self._receiver, stop
+        )
+
+    def _process_data(self, data: Any, *worker: int) -> Any:
+        data = super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
+        if type(data) is not Delivery:
+            return data
+        self._trace.add(data.counts)
+        try:
+            batch = self._receiver.finish(data.batch)
+        except wire.Failed as failure:
+            self._trace.counts.lines[f"ran again: {failure}"] += 1
+            batch = self._again(Replay(data.ticket, failure.files), worker[0])
+        return page_locked(batch) if self._pins else batch
+
+    def _again(self, replay: Replay, worker: int) -> Any:
+        """The batch as its worker makes it with nothing deferred."""
+        self._asked += 1
+        self._index_queues[worker].put((("again", self._asked), replay))
+        while True:
+            try:
+                data = self._replays.get(timeout=1.0)
+            except queue.Empty:
+                if self._workers[worker].is_alive():
+                    continue
+                pid = self._workers[worker].pid
+                raise RuntimeError(
+                    f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
+                ) from None
+            if type(data) is not Delivery:
+                return data.reraise()  # the exception of the user's code
+            self._trace.counts.add(data.counts)
+            return data.batch
+
+    def _shutdown_workers(self) -> None:
+        if not getattr(self, "_shutdown", True) and hasattr(self, "_end"):
+            self._end()
+        super()._shutdown_workers()
+
+
+def _end(
+    results: Any, thread: threading.Thread, receiver: wire.Receiver, stop: threading.Event
+) -> None:
+    """Stops the thread that reads from the workers, before they end; then the native ones."""
+    if receiver.session.is_ours():
+        stop.set()
+        results.put(None)
+        if thread is not threading.current_thread():
+            # A worker that was killed while it sent may have left the queue locked.
+            thread.join(2 * _PATIENCE_SECONDS)
+        results.cancel_join_thread()
+    receiver.close()
+
+
+class TracingIteratorHere(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers: records on the caller's thread, decodes in the pool."""
+
+    def __init__(self, loader: Any, trace: Trace) -> None:
+        self._here = Here(trace, loader.pin_memory and accelerator_pins(), loader.dataset)
+        pin = loader.pin_memory and not self._here.pins
+        super().__init__(_Tracing(loader, pin_memory=pin))
+
+    def _next_data(self) -> Any:
+        index = self._next_index()  # type: ignore[no-untyped-call]
+        return self._here.fetch(self._dataset_fetcher.fetch, index)
+
+
+class Here:
+    """Records batches on the calling thread.
+
+    Args:
+        trace: of the loader.
+        pins: give page-locked memory.
+        dataset: the loader's.
+    """
+
+    def __init__(self, trace: Trace, pins: bool, dataset: Any) -> None:
+        self.trace, self.pins = trace, pins
+        self._receiver = wire.Receiver(trace.threads, pins, 3)
+        depth = DECODE if isinstance(dataset, IterableDataset) else TENSORS
+        self._recorder = Recorder(depth, 1)
+        self._end = weakref.finalize(self, self._receiver.close)
+
+    def fetch(self, fetch: Callable[[Any], Any], index: Any) -> Any:
+        """The batch of ``fetch(index)``."""
+        with hooks.installed():
+            delivery = self._recorder.fetch(fetch, index)
+        self.trace.add(delivery.counts)
+        try:
+            batch = self._receiver.finish(self._receiver.submit(delivery.batch))
+        except wire.Failed as failure:
+            self.trace.counts.lines[f"ran again: {failure}"] += 1
+            self.trace.counts.replayed += 1
+            self._recorder.give_up(delivery.ticket, failure.files)
+            batch = fetch(index)
+        return page_locked(batch) if self.pins else batch
+
+    def close(self) -> None:
+        """Gives threads back. Idempotent."""
+        self._end()
+
+
+def iterator(loader: DataLoader[Any], trace: Trace) -> Any:
+    """An iterator over ``loader`` that records; for `DataLoader._get_iterator`.
+
+    The caller has asked `prevented`.
+    """
+    if loader.num_workers == 0:
+        return TracingIteratorHere(loader, trace)
+    loader.check_worker_number_rationality()
+    return TracingIterator(loader, trace)
+
+
+class TracedLoader(DataLoader[Any]):
+    """torch's loader whose workers record."""
+
+    trace: Trace | None = None
+
+    def _get_iterator(self) -> Any:
+        if self.trace is None or prevented() is not None:
+            return super()._get_iterator()
+        return iterator(self, self.trace)
