@@ -86,7 +86,7 @@ class Slots:
         self._numpy, self._torch = _DTYPES[dtype]
         self._allocate = allocate
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=keep)
-        self._largest = 1
+        self._most_samples = 1
         self.allocated = 0
         """How often memory was asked for, since the start."""
 
@@ -104,9 +104,10 @@ class Slots:
             memory = None
         if memory is None or memory.size < needed:
             self.allocated += 1
-            # As large as any batch so far: the last one of an epoch is small, the next is not.
-            self._largest = max(self._largest, needed)
-            memory = _aligned(self._largest)
+            # For as many samples as any batch so far: the last one of an epoch is small, the next is
+            # not. Not for the largest size so far, which may be what one broken header claims.
+            self._most_samples = max(self._most_samples, samples)
+            memory = _aligned(needed // max(samples, 1) * self._most_samples)
         lease = memory[:needed].view(self._numpy).reshape(shape)
         weakref.finalize(lease, self._free.append, memory).atexit = False
         images = torch.from_numpy(lease)
