@@ -8,8 +8,10 @@
 namespace stoker {
 namespace {
 
+// Up to here Python compares the translations of policies with torch's.
+constexpr int64_t kComparedSizes = 8192;
+
 // torch.linspace(0, most, bins)[index] for numbers of float32, as its scalar loop computes it.
-// Python compares the results with torch's for every size that comes this way.
 float linspace(double most, int bins, int index) {
   const float end = static_cast<float>(most);
   const float step = end / static_cast<float>(bins - 1);
@@ -105,10 +107,12 @@ bool Resolver::operate(Operation operation, double magnitude, int version,
   return affine(matrix, width_, height_, sampling);
 }
 
-// NaN stands for the share of the size that a policy translates by; scale: bins, index.
+// NaN stands for the share of the size that a policy translates by, and remains where no one has
+// compared it with torch's; scale: bins, index.
 double Resolver::magnitude(Operation operation, double given, const double* scale) const {
   if (!std::isnan(given)) return given;
   const int64_t size = operation == Operation::translate_x ? width_ : height_;
+  if (size > kComparedSizes) return given;
   return linspace(150.0 / 331.0 * static_cast<double>(size), static_cast<int>(scale[0]),
                   static_cast<int>(scale[1]));
 }

@@ -324,11 +324,19 @@ def test_images_beyond_fixed_point(interpolation: Any) -> None:
         compare(transform, plan, [(width, height, key) for key in range(4)])
 
 
-@pytest.mark.parametrize("size", [223, 224, 331, 662, 993, 1324, 4096])
+@pytest.mark.parametrize("size", [223, 224, 331, 662, 993, 1324, 8192])
 def test_translations_of_large_images(size: int) -> None:
     transform = v1.Compose([v1.RandAugment(6), v1.PILToTensor()])
     plan = lowered(transform)
     compare(transform, plan, [(size, 3, key) for key in range(25)])
+
+
+def test_translations_of_larger_images_are_left_to_torchvision() -> None:
+    plan = lowered(v1.RandAugment(6), v1.PILToTensor())
+    image = Image.new("RGB", (8193, 1))
+    assert any(run(plan, image, key)[0] is None for key in range(25))
+    fixed = lowered(v1.CenterCrop((3, 9000)), v1.RandAugment(6), v1.PILToTensor())
+    assert all(run(fixed, image, key)[0] is not None for key in range(25))
 
 
 # Erasing

@@ -15,7 +15,7 @@ from stoker.fields import Fields, UnfitError
 
 _LARGEST_FACTOR = 1e4
 _LARGEST_ANGLE = 1e5
-_SIZES = 4096  # up to which translations are compared with torch's where the size is not known
+_SIZES = 8192  # kComparedSizes of native/augment.cpp
 
 
 def fused() -> bool:
