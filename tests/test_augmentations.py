@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import pytest
 import torch
 import torchvision.transforms as v1
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
+import stoker
 from oracle import bits, noise, transformed, words_drawn
+from pictures import class_folder
 from stoker import _native
 from stoker.augmentations import (
     ADJUSTMENTS,
@@ -402,7 +406,63 @@ def test_erasing_is_compared_with_torch_in_proofs() -> None:
     assert "values" in refused.why
 
 
+# Whole loaders
+
+STRONG = v1.Compose(
+    [
+        v1.RandomResizedCrop(48),
+        v1.RandomHorizontalFlip(),
+        v1.RandAugment(),
+        v1.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        v1.ToTensor(),
+        v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        v1.RandomErasing(0.25),
+    ]
+)
+
+
+def test_a_loader_gives_what_torchvision_gives(tmp_path: Path) -> None:
+    dataset = ImageFolder(str(class_folder(tmp_path, 40)), STRONG)
+    native = stoker.DataLoader(dataset, 8, shuffle=True, num_workers=2, seed=3)
+    stock = stoker.DataLoader(dataset, 8, shuffle=True, num_workers=0, seed=3, tier="stock")
+    assert native.explain().tier == "lowered"
+    for (images, labels), (expected, known) in zip(native, stock, strict=True):
+        assert torch.equal(images, expected)
+        assert torch.equal(labels, known)
+
+
 # Refusals
+
+
+class Renamed(v1.TrivialAugmentWide):  # type: ignore[misc] # torchvision is not typed
+    """Only another name."""
+
+
+def test_a_subclass_of_a_policy_that_changes_nothing_is_stock() -> None:
+    transform = v1.Compose([Renamed(), v1.PILToTensor()])
+    compare(transform, lowered(transform), _sizes(40, 50))
+
+
+PATCHES: list[tuple[Any, str]] = [
+    (torch, "randperm"),
+    (torch, "linspace"),
+    (ImageOps, "equalize"),
+    (ImageEnhance._Enhance, "enhance"),
+    (ImageEnhance.Contrast, "__init__"),
+    (Image.Image, "rotate"),
+    (Image, "blend"),
+    (v1.RandAugment, "_augmentation_space"),
+    (v2.RandAugment, "_apply_image_or_video_transform"),
+    (F, "adjust_hue"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), PATCHES, ids=lambda v: getattr(v, "__name__", v))
+def test_patches(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = [v1.RandAugment(), v1.PILToTensor()]
+    lowered(*transform)
+    monkeypatch.setattr(owner, name, lambda *args: args[0])
+    assert "package's own code" in _told(*transform)
 
 
 def _told(*transforms: Any) -> str:

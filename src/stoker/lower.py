@@ -197,21 +197,21 @@ RULES: dict[str, Rule] = {
         "geometry",
         _BOTH,
         "num_ops magnitude num_magnitude_bins interpolation fill _fill",
-        lambda fields: more.rand_augment(fields, fields.transform),
+        more.rand_augment,
         f"up to 12 operations; {_AFFINE}",
     ),
     "TrivialAugmentWide": Rule(
         "geometry",
         _BOTH,
         "num_magnitude_bins interpolation fill _fill",
-        lambda fields: more.trivial_augment(fields, fields.transform),
+        more.trivial_augment,
         _AFFINE,
     ),
     "AutoAugment": Rule(
         "geometry",
         _BOTH,
         "policy policies _policies interpolation fill _fill",
-        lambda fields: more.auto_augment(fields, fields.transform),
+        more.auto_augment,
         f"all policies; {_AFFINE}",
     ),
     "ToTensor": Rule("convert", _BOTH, note="divides by 255, in torch's default dtype"),
@@ -456,7 +456,9 @@ _ROLES = {
 _REMARKS = """
 `v1` is `torchvision.transforms`, `v2` is `torchvision.transforms.v2`. A resize or crop after
 `ToTensor`, `PILToTensor` or `ToImage` works on tensors, with other results than on images, and does
-not run natively. The result must be uint8, float32, float16 or bfloat16 with one or three channels.
+not run natively; nor do GaussianBlur (its bits depend on the processor), AugMix and
+RandomPerspective. The result must be uint8, float32, float16 or bfloat16 with one or three
+channels.
 """
 
 

@@ -71,22 +71,26 @@ def _sampling(fields: Fields) -> Sampling:
     return Sampling(name, fields.colour())
 
 
-def _space(fields: Fields, transform: Any, bins: int) -> dict[str, tuple[Any, bool]]:
+_Space = dict[str, tuple[Any, bool]]
+
+
+def _space(fields: Fields, bins: int, sized: bool = True) -> _Space:
     """Magnitudes, or None, and whether they are signed, of each operation.
 
-    Magnitudes that depend on the image's size are for the size known so far, else of one pixel.
+    Magnitudes that depend on the image's size (in policies that are ``sized``) are for the size
+    known so far, else of one pixel.
     """
     height, width = fields.size or (1, 1)
+    transform = fields.transform
     if fields.version == 2:
         space = {
             name: (make(bins, height, width), signed)
-            for name, (make, signed) in type(transform)._AUGMENTATION_SPACE.items()
+            for name, (make, signed) in transform._AUGMENTATION_SPACE.items()
         }
-    elif type(transform).__name__ == "TrivialAugmentWide":
-        space = transform._augmentation_space(bins)
     else:
-        space = transform._augmentation_space(bins, (height, width))
-    known = {}
+        size = ((height, width),) if sized else ()
+        space = transform._augmentation_space(bins, *size)
+    known: _Space = {}
     for name, (values, signed) in space.items():
         if name not in OPERATIONS or type(signed) is not bool:
             raise UnfitError(f"has an unknown operation {name}", "use torchvision's policies")
@@ -131,7 +135,7 @@ def _bins(fields: Fields) -> int:
     return fields.whole(fields.get("num_magnitude_bins"), "num_magnitude_bins", 2)
 
 
-def rand_augment(fields: Fields, transform: Any) -> ops.Augment:
+def rand_augment(fields: Fields) -> ops.Augment:
     """RandAugment."""
     bins = _bins(fields)
     rounds = fields.whole(fields.get("num_ops"), "num_ops", 0)
@@ -142,13 +146,13 @@ def rand_augment(fields: Fields, transform: Any) -> ops.Augment:
         )
     choices = tuple(
         Choice(name, signed, values is not None, (_magnitude(fields, name, values, index, True),))
-        for name, (values, signed) in _space(fields, transform, bins).items()
+        for name, (values, signed) in _space(fields, bins).items()
     )
     sampling = _sampling(fields)
     return ops.Augment("RandAugment", fields.version, rounds, sampling, False, bins, index, choices)
 
 
-def trivial_augment(fields: Fields, transform: Any) -> ops.Augment:
+def trivial_augment(fields: Fields) -> ops.Augment:
     """TrivialAugmentWide."""
     bins = _bins(fields)
     choices = tuple(
@@ -158,16 +162,16 @@ def trivial_augment(fields: Fields, transform: Any) -> ops.Augment:
             values is not None,
             tuple(_magnitude(fields, name, values, i, False) for i in range(bins)),
         )
-        for name, (values, signed) in _space(fields, transform, bins).items()
+        for name, (values, signed) in _space(fields, bins, sized=False).items()
     )
     sampling = _sampling(fields)
     return ops.Augment("TrivialAugmentWide", fields.version, 1, sampling, True, bins, 0, choices)
 
 
-def auto_augment(fields: Fields, transform: Any) -> ops.AutoAugment:
+def auto_augment(fields: Fields) -> ops.AutoAugment:
     """AutoAugment."""
     bins = 10
-    space = _space(fields, transform, bins)
+    space = _space(fields, bins)
 
     def step(given: Any) -> PolicyStep:
         known = isinstance(given, list | tuple) and len(given) == 3 and given[0] in space
