@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import (
 from stoker import machine
 from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
-from stoker.trace.check import impossible
+from stoker.trace.check import impossible, patched
 from stoker.trace.node import Tracing
 from stoker.trace.scope import DECODE, TENSORS, Counts
 from stoker.trace.worker import Delivery, Recorder, Replay
@@ -55,6 +55,11 @@ def prevented() -> str | None:
     ):
         return f"torch {torch.__version__} is built otherwise than expected"
     return impossible()
+
+
+def refused() -> str | None:
+    """Why nothing is traced now: what never can be, or a patch that would be passed over."""
+    return patched() or prevented()  # in this order: the proof is kept, and patches would spoil it
 
 
 @dataclass
@@ -356,6 +361,6 @@ class TracedLoader(DataLoader[Any]):
     trace: Trace | None = None
 
     def _get_iterator(self) -> Any:
-        if self.trace is None or prevented() is not None:
+        if self.trace is None or refused() is not None:
             return super()._get_iterator()
         return iterator(self, self.trace)
