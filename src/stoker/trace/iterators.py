@@ -76,7 +76,9 @@ class Trace:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        self.threads = self.threads or max(1, machine.most_workers() - 1)
+        # Workers that record leave most of their time to the threads: of two cores, both decode.
+        cores = machine.most_workers()
+        self.threads = self.threads or max(min(2, cores), cores - 1)
 
     def add(self, counts: Counts) -> None:
         """Takes note of what happened in making a batch."""
