@@ -589,3 +589,49 @@ def test_other_ways_to_start_workers(method: str, folder: Path) -> None:
     dataset = ImageDataset(folder, v1.Compose(CHAINS["v1 train"]))
     loader = same(dataset, multiprocessing_context=method, num_workers=1)
     assert loader.explain().tier == "recorded"
+
+
+# Patches of the user's
+
+
+def _upside_down(function: Callable[..., Any]) -> Callable[..., Any]:
+    def mine(*arguments: Any, **options: Any) -> Any:
+        result = function(*arguments, **options)
+        if isinstance(result, torch.Tensor):
+            return result.flip(-2)
+        return result.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+
+    return mine
+
+
+PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "Image.open": lambda m: m.setattr(Image, "open", _upside_down(Image.open)),
+    "convert": lambda m: m.setattr(Image.Image, "convert", _upside_down(Image.Image.convert)),
+    "resize": lambda m: m.setattr(Image.Image, "resize", _upside_down(Image.Image.resize)),
+    "crop": lambda m: m.setattr(Image.Image, "crop", _upside_down(Image.Image.crop)),
+    "to_tensor": lambda m: m.setattr(
+        v1.functional, "to_tensor", _upside_down(v1.functional.to_tensor)
+    ),
+    "normalize": lambda m: m.setattr(
+        v1.functional, "normalize", _upside_down(v1.functional.normalize)
+    ),
+    "stack": lambda m: m.setattr(torch, "stack", _upside_down(torch.stack)),
+    "collate": lambda m: m.setitem(
+        D._utils.collate.default_collate_fn_map,
+        torch.Tensor,
+        lambda batch, *, collate_fn_map=None: torch.stack(list(batch)) * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", PATCHES)
+def test_patches_are_not_passed_over(
+    name: str, workers: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ImageDataset(folder, v1.Compose(CHAINS["v1 eval"]))
+    plain, _ = batches(D.DataLoader, dataset, num_workers=workers)
+    PATCHES[name](monkeypatch)
+    changed, _ = batches(D.DataLoader, dataset, num_workers=workers)
+    assert changed != plain or name in ("crop", "stack")
+    same(dataset, num_workers=workers)

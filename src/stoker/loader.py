@@ -39,7 +39,7 @@ from stoker.lower import Refusal
 from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw_seed
 from stoker.slots import accelerator_pins
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
-from stoker.trace.iterators import Here, Trace, TracedLoader, iterator, prevented
+from stoker.trace.iterators import Here, Trace, TracedLoader, iterator, refused
 
 
 def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -318,10 +318,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _tracing(self) -> Trace | None:
         """Records what the dataset's code does to images; None where everything must be stock."""
-        return None if self.tier == "stock" or prevented() is not None else self._trace
+        return None if self.tier == "stock" or refused() is not None else self._trace
 
     def _warn_if_slower(self, refusal: Refusal | None) -> None:
-        reason = prevented()
+        reason = refused()
         if refusal is not None and reason and not self._warned and self.tier != "stock":
             self._warned = True
             warnings.warn(
@@ -431,7 +431,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 facts["workers"] += f", and {trace.threads} native threads"
                 facts.update(trace.facts())
             elif self.tier != "stock":
-                facts["not traced"] = prevented() or ""
+                facts["not traced"] = refused() or ""
             return Explanation(tier, lowered.op, lowered.why, lowered.instead, facts)
         plan, rows = lowered.plan, lowered.rows
         depth = max(2, self.prefetch_factor or 2) if self.num_workers else 1

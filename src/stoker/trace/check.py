@@ -1,19 +1,66 @@
-"""Whether tracing is possible here: Pillow's ways, measured before they are relied on."""
+"""Whether tracing is possible here: Pillow's ways, measured before they are relied on; patches."""
 
 from __future__ import annotations
 
 import io
+import sys
 from functools import lru_cache
 from typing import Any
 
 import PIL
-from PIL import Image
+import torch
+from PIL import Image, ImageFile, JpegImagePlugin
+from torch.utils.data._utils import collate
 
+from stoker.genuine import Watch
 from stoker.plan import FILTERS
 from stoker.proof import pass_order, small_files
-from stoker.trace.image import LazyJpegImageFile
+from stoker.stock import surroundings
+from stoker.trace.image import LazyImage, LazyJpegImageFile
 from stoker.trace.node import Tracing
 from stoker.trace.scope import IMAGES, Scope, recording
+
+
+@lru_cache(maxsize=1)
+def _watch() -> Watch:
+    watch = Watch([PIL])
+    ours = [name for name in vars(LazyImage) if name in vars(Image.Image)]
+    watch.functions(Image.Image, [*ours, "_new", "tobytes", "frombytes", "getim"])
+    watch.functions(Image, ["open", "frombytes", "_decompression_bomb_check", "new"])
+    watch.functions(ImageFile.ImageFile, ["load", "load_prepare", "load_end", "__init__"])
+    watch.functions(JpegImagePlugin.JpegImageFile, ["load", "load_read", "draft", "_open"])
+    return watch
+
+
+def patched() -> str | None:
+    """What in this process is not the package's own and would be passed over; None if nothing."""
+    refusal = surroundings()
+    if refusal is not None:
+        return f"{refusal.op} {refusal.why}"
+    changed = _watch().changed()
+    if changed is not None:
+        return f"{changed} is not Pillow's own code"
+    if collate.default_collate_fn_map.get(torch.Tensor) is not collate.collate_tensor_fn:
+        return "default_collate has another entry for tensors"
+    return _kernels()
+
+
+def _kernels() -> str | None:
+    """What of the kernels in torchvision's registry was replaced."""
+    functions = sys.modules.get("torchvision.transforms.v2.functional")
+    if functions is None:
+        return None
+    from torchvision import tv_tensors
+    from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY as KERNELS
+
+    for name in ("to_dtype", "normalize", "erase"):
+        kernels = KERNELS.get(getattr(functions, name), {})
+        stock = getattr(functions, f"{name}_image")
+        for kind in (tv_tensors.Image, torch.Tensor):
+            found = kernels.get(kind)
+            if getattr(found, "__wrapped__", found) is not stock:
+                return f"another kernel for {name} is registered with torchvision"
+    return None
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import (
 from stoker import machine
 from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
-from stoker.trace.check import impossible
+from stoker.trace.check import impossible, patched
 from stoker.trace.node import Tracing
 from stoker.trace.scope import DECODE, TENSORS, Counts
 from stoker.trace.worker import Delivery, Recorder, Replay
@@ -57,6 +57,11 @@ def prevented() -> str | None:
     return impossible()
 
 
+def refused() -> str | None:
+    """Why nothing is traced now: what never can be, or a patch that would be passed over."""
+    return patched() or prevented()  # in this order: the proof is kept, and patches would spoil it
+
+
 @dataclass
 class Trace:
     """One loader's tracing: what it has counted so far.
@@ -71,7 +76,9 @@ class Trace:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        self.threads = self.threads or max(1, machine.most_workers() - 1)
+        # Workers that record leave most of their time to the threads: of two cores, both decode.
+        cores = machine.most_workers()
+        self.threads = self.threads or max(min(2, cores), cores - 1)
 
     def add(self, counts: Counts) -> None:
         """Takes note of what happened in making a batch."""
@@ -356,6 +363,6 @@ class TracedLoader(DataLoader[Any]):
     trace: Trace | None = None
 
     def _get_iterator(self) -> Any:
-        if self.trace is None or prevented() is not None:
+        if self.trace is None or refused() is not None:
             return super()._get_iterator()
         return iterator(self, self.trace)
