@@ -237,4 +237,4 @@ def test_only_bindings_include_nanobind() -> None:
         for path in (ROOT / "native").rglob("*.[ch]pp")
         if "nanobind/" in path.read_text(encoding="utf-8")
     }
-    assert users == {"native/bindings.cpp"}
+    assert users == {"native/bindings.hpp"}

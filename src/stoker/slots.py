@@ -104,8 +104,8 @@ class Slots:
             memory = None
         if memory is None or memory.size < needed:
             self.allocated += 1
-            # For as many samples as any batch so far: the last one of an epoch is small, the next is
-            # not. Not for the largest size so far, which may be what one broken header claims.
+            # For as many samples as any batch so far, since the last one of an epoch is small;
+            # not for the largest size so far, which may be what one broken header claims.
             self._most_samples = max(self._most_samples, samples)
             memory = _aligned(needed // max(samples, 1) * self._most_samples)
         lease = memory[:needed].view(self._numpy).reshape(shape)
