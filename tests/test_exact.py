@@ -80,10 +80,6 @@ def assert_exact(loader: Any, dataset: Any, epoch: int = 0, lowered: bool = True
     assert place == len(truth)
 
 
-def torch_warning() -> Any:
-    return pytest.warns(stoker.errors.StokerWarning, match="not run natively")
-
-
 # Every recipe, level, thread count
 
 
@@ -297,11 +293,7 @@ def test_default_dtype(small: Path, default_dtype: None, name: str) -> None:
         torch.set_default_dtype(dtype)
         loader.num_workers = 0
         lowered = loader.explain().tier == "lowered"
-        if lowered:
-            assert_exact(loader, dataset, 1)
-        else:
-            with torch_warning():
-                assert_exact(loader, dataset, 1, lowered=False)
+        assert_exact(loader, dataset, 1, lowered=lowered)
         loader = stoker.DataLoader(dataset, 4, num_workers=0, seed=SEED)
     torch.set_default_dtype(torch.float32)
     assert_exact(loader, dataset, 2)
