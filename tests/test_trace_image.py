@@ -35,6 +35,7 @@ from torchvision.transforms import InterpolationMode, v2
 from pictures import picture, save
 from stoker.trace import hooks, node
 from stoker.trace import image as lazy_image
+from stoker.trace.check import impossible
 from stoker.trace.image import LazyImage, LazyJpegImageFile
 from stoker.trace.scope import DECODE, IMAGES, Scope, recording
 from tracing import files, lazily, outcome, seed
@@ -44,6 +45,7 @@ Case = Callable[[Any], Any]
 
 @pytest.fixture(scope="module")
 def photos_of_all_kinds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    assert impossible() is None
     return files(tmp_path_factory.mktemp("jpegs"))
 
 
