@@ -9,8 +9,10 @@ Note [One pool per process]
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -149,10 +151,23 @@ class Batch:
         return [Failure(*failure) for failure in self.native.failures()]
 
 
+_exiting = False
+
+
+def _note_exit() -> None:
+    global _exiting
+    _exiting = True
+
+
+# Finalisers close the sessions at exit. The first in a process registers them all, and what was
+# registered later runs earlier.
+weakref.finalize(_note_exit, int)
+atexit.register(_note_exit)
+
+
 def _end_daemon_at_exit() -> None:
     """Ends a daemon thread that still loops while the interpreter exits, without a traceback."""
-    main = threading.main_thread()
-    if not main.is_alive() and threading.current_thread() is not main:
+    if _exiting and threading.current_thread().daemon:
         raise SystemExit
 
 
