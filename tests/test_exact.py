@@ -274,6 +274,22 @@ def test_huge_headers(tmp_path: Path) -> None:
             next(iterator)
 
 
+def test_a_header_that_claims_more_than_there_is_memory(tmp_path: Path) -> None:
+    """What one of a batch claims, the memory of the whole batch would be made for."""
+    data = bytearray(_bytes_of(picture(64, 64), format="JPEG"))
+    (tmp_path / "class").mkdir()
+    for place in range(1, 1000):
+        (tmp_path / "class" / f"{place:03}.jpg").write_bytes(data)
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", 4000, 4000)
+    (tmp_path / "class" / "000.jpg").write_bytes(data[:-200])
+    dataset = stoker.ImageFolder(tmp_path, T.ToTensor())
+    loader = stoker.DataLoader(dataset, 1000, num_workers=1, seed=SEED, on_error="skip")
+    ((images, _),) = loader
+    assert images.shape == (1000, 3, 64, 64) and same_bits(images[0], images[1])
+    assert [sample.index for sample in loader.bad_samples] == [0]
+
+
 # What users change
 
 

@@ -120,7 +120,15 @@ class Feed:
         """Starts a batch; if no ``size`` is given, all must come out in that of the first image."""
         rows, keys = self.rows.rows_of(draw.indices), draw.keys()
         size = size or self.plan.output_size or self._first_size(rows, keys)
-        slot = self.slots.take(len(rows), size)
+        try:
+            slot = self.slots.take(len(rows), size)
+        except MemoryError:
+            if self.plan.output_size is not None:
+                raise
+            # A broken header may claim any size. No image fits this one, so that the dataset's own
+            # code comes to tell which it was.
+            size = 1, 1
+            slot = self.slots.take(len(rows), size)
         batch = self.session.submit(self.plan, self._files, rows, keys, slot.memory, size)
         return Job(draw, draw.indices, slot, batch, size)
 
