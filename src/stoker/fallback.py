@@ -42,6 +42,7 @@ class Fallback:
         self._session = session
         self._errors: dict[tuple[int, int], Exception] = {}
         self._threads: list[threading.Thread] = []
+        self._starting = threading.RLock()
         self._stop = threading.Event()
 
     @property
@@ -51,13 +52,12 @@ class Fallback:
 
     def start(self) -> None:
         """Starts the threads. Idempotent."""
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._serve, name=f"stoker-fallback-{i}", daemon=True)
-                for i in range(self._session.threads)
-            ]
-            for thread in self._threads:
+        with self._starting:  # another thread may close meanwhile
+            while len(self._threads) < self._session.threads and not self._stop.is_set():
+                name = f"stoker-fallback-{len(self._threads)}"
+                thread = threading.Thread(target=self._serve, name=name, daemon=True)
                 thread.start()
+                self._threads.append(thread)
 
     def _serve(self) -> None:
         while not self._stop.is_set():
@@ -99,7 +99,9 @@ class Fallback:
         self._stop.set()
         if not self._session.is_ours():
             return  # a forked child has no such threads
-        for thread in self._threads:
+        with self._starting:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
         self._threads = []

@@ -157,12 +157,10 @@ class Feed:
             return job.batch.failures()
         deadline = time.monotonic() + timeout if timeout else float("inf")
         while not self.session.wait(job.batch, 1.0, watch=not self.fallback.started):
-            self.session.require_usable()
             if time.monotonic() >= deadline:
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
             if not self.fallback.started and self.session.declines():
                 self.fallback.start()
-        self.session.require_usable()  # else the batch was cancelled
         return job.batch.failures()
 
     def error(self, job: Job, failure: Failure) -> DecodeError:
