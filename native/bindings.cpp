@@ -52,7 +52,7 @@ void bind_plan(nb::module_& module) {
             }
             Status status;
             {
-              const nb::gil_scoped_release release;
+              const WithoutGil release;
               if (const auto* pixels = std::get_if<Pixels>(&data)) {
                 status = run_pixels_here(own, pixels->data(), static_cast<int>(pixels->shape(0)),
                                          static_cast<int>(pixels->shape(1)), height, width, target);
@@ -90,7 +90,7 @@ void bind_plan(nb::module_& module) {
         const int image_width = static_cast<int>(image.shape(1));
         Status status;
         {
-          const nb::gil_scoped_release release;
+          const WithoutGil release;
           status = executor.run_pixels(plan, image.data(), ptrdiff_t{image_width} * 3, image_height,
                                        image_width, key, height, width, out);
         }
@@ -162,7 +162,7 @@ void bind_random(nb::module_& module) {
            [](const ExpTable& table, uint32_t first, const Floats& out) {
              if (first > ExpTable::kDraws || out.size() > ExpTable::kDraws - first)
                throw nb::value_error("outside of the 2^24 draws");
-             const nb::gil_scoped_release release;
+             const WithoutGil release;
              table.arguments(first, out.data(), out.size());
            })
       .def("check",
@@ -170,7 +170,7 @@ void bind_random(nb::module_& module) {
              if (first > ExpTable::kDraws || values.size() > ExpTable::kDraws - first ||
                  values.size() != x.size())
                throw nb::value_error("outside of the 2^24 draws");
-             const nb::gil_scoped_release release;
+             const WithoutGil release;
              return table.check(first, x.data(), values.data(), values.size());
            })
       .def("value",
@@ -222,7 +222,7 @@ void bind_engine(nb::module_& module) {
       "image_size",
       [](const Files& files, int64_t row) -> std::optional<std::pair<int, int>> {
         if (row < 0 || row >= files.count) throw nb::index_error("row outside of the files");
-        const nb::gil_scoped_release release;
+        const WithoutGil release;
         int height = 0, width = 0;
         if (image_size(files, row, height, width) != Status::ok) return std::nullopt;
         return std::make_pair(height, width);
@@ -305,10 +305,9 @@ void bind_engine(nb::module_& module) {
            "level"_a = nb::none())
       .def_prop_ro("threads", &Pool::threads)
       .def_prop_ro("level", [](const Pool& pool) { return name(pool.level()); })
-      .def("open_session", &Pool::open_session, "threads"_a,
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("close_session", &Pool::close_session, nb::call_guard<nb::gil_scoped_release>())
-      .def("submit", &Pool::submit, nb::call_guard<nb::gil_scoped_release>())
+      .def("open_session", &Pool::open_session, "threads"_a, nb::call_guard<WithoutGil>())
+      .def("close_session", &Pool::close_session, nb::call_guard<WithoutGil>())
+      .def("submit", &Pool::submit, nb::call_guard<WithoutGil>())
       .def(
           "run_here",
           [](Pool& pool, Session& session, const std::shared_ptr<Batch>& batch) {
@@ -331,15 +330,15 @@ void bind_engine(nb::module_& module) {
             return batch.remaining.load() == 0;
           },
           "session"_a, "batch"_a, "seconds"_a, "watch"_a)
-      .def("declines", &Pool::declines, nb::call_guard<nb::gil_scoped_release>())
-      .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
+      .def("declines", &Pool::declines, nb::call_guard<WithoutGil>())
+      .def("cancel", &Pool::cancel, nb::call_guard<WithoutGil>())
       .def(
           "take_declined",
           [](Pool& pool, Session& session,
              double seconds) -> std::optional<std::tuple<std::shared_ptr<Batch>, int, int64_t>> {
             std::optional<Declined> taken;
             {
-              const nb::gil_scoped_release release;
+              const WithoutGil release;
               taken = pool.take_declined(
                   session, std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3)));
             }
@@ -351,7 +350,7 @@ void bind_engine(nb::module_& module) {
       .def("finish_pixels",
            [](Pool& pool, Session& session, Batch& batch, int sample, const Pixels& image) {
              if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
-             const nb::gil_scoped_release release;
+             const WithoutGil release;
              return std::string(name(pool.finish_pixels(
                  session, batch, sample, image.data(), static_cast<ptrdiff_t>(image.shape(1)) * 3,
                  static_cast<int>(image.shape(0)), static_cast<int>(image.shape(1)))));
@@ -362,7 +361,7 @@ void bind_engine(nb::module_& module) {
             if (sample < 0 || sample >= batch.size()) throw nb::index_error("sample");
             pool.finish_failed(session, batch, sample, Status::fallback_failed);
           },
-          nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<WithoutGil>())
       .def("abandon", [](const std::shared_ptr<Pool>& pool) {
         // In a forked child: threads are gone and their locks may be held for ever, so nothing may
         // be destroyed.

@@ -19,6 +19,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <variant>
 
 #include "engine.hpp"
@@ -142,6 +143,26 @@ inline nb::object new_tensor(PixelFormat format, size_t channels, size_t height,
   return make(uint8_t{});
 }
 
+// Gives the GIL up for as long as it lives. Once the interpreter is exiting, Python up to 3.13 ends
+// a (daemon) thread that wants the GIL back by unwinding its stack, and would have C++ abort the
+// process: such a thread stays here until the process ends, as later versions have it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
 // Waits, or works, in slices, so that Ctrl-C is seen. done() runs without the GIL and returns true
 // when there is nothing to wait for.
 template <class Wait>
@@ -154,7 +175,7 @@ bool wait_interruptibly(double seconds, Wait done) {
         std::clamp(left, std::chrono::milliseconds(0), std::chrono::milliseconds(50));
     bool finished;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       finished = done(slice);
     }
     if (finished) return true;

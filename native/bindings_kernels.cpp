@@ -32,7 +32,7 @@ void bind_kernels(nb::module_& module) {
         auto pixels = new_array<uint8_t>(
             {static_cast<size_t>(rect.height), static_cast<size_t>(rect.width), 3});
         {
-          const nb::gil_scoped_release release;
+          const WithoutGil release;
           status = decoder.decode(rect, pixels.data(), static_cast<ptrdiff_t>(rect.width) * 3);
         }
         if (status != Status::ok) return {name(status), nb::none()};
@@ -78,7 +78,7 @@ void bind_kernels(nb::module_& module) {
         output.flip_y = flip_y;
         output.gray = gray;
         {
-          const nb::gil_scoped_release release;
+          const WithoutGil release;
           resampler.run(pixels.data() + needed.y * stride + static_cast<ptrdiff_t>(needed.x) * 3,
                         stride, pixels.data() + pixels.size() - kRowSlack, output);
         }

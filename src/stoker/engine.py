@@ -5,12 +5,6 @@ Note [One pool per process]
     may serve it. The threads stop when the last session closes. A forked child cannot use its
     parent's threads: the pool is abandoned there (its locks may be held for ever) and a new one is
     made when a loader asks.
-
-Note [Daemon threads at exit]
-    Python ends a thread that comes back from native code after the interpreter has exited by
-    unwinding its stack, and C++ then aborts the process. So at exit a closed session waits until
-    the calls that wait for it have returned; the threads that made them end by SystemExit, hence
-    without a traceback.
 """
 
 from __future__ import annotations
@@ -18,10 +12,8 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -174,7 +166,7 @@ atexit.register(_note_exit)
 
 
 def _end_daemon_at_exit() -> None:
-    """Ends a thread that Note [Daemon threads at exit] speaks of."""
+    """Ends a daemon thread that still loops while the interpreter exits, without a traceback."""
     if _exiting and threading.current_thread().daemon:
         raise SystemExit
 
@@ -193,7 +185,6 @@ class Session:
         self._native = self._pool.open_session(threads)
         self._process = os.getpid()
         self._live: set[Batch] = set()
-        self._inside: set[object] = set()
         self.closed = False
 
     def is_ours(self) -> bool:
@@ -244,8 +235,7 @@ class Session:
         """Starts a prepared batch; runs it now where there are no threads."""
         if self.threads == 0:
             try:
-                with self._in_native_code():
-                    self._pool.run_here(self._native, batch.native)
+                self._pool.run_here(self._native, batch.native)
             except BaseException:  # Ctrl-C: nobody will ask for what it has declined
                 self._pool.cancel(self._native, batch.native)
                 raise
@@ -272,8 +262,7 @@ class Session:
         Raises:
             RuntimeError: the session was closed, so the batch was cancelled.
         """
-        with self._in_native_code():
-            done: bool = self._pool.wait(self._native, batch.native, seconds, watch)
+        done: bool = self._pool.wait(self._native, batch.native, seconds, watch)
         self.require_usable()
         if done:
             self._live.discard(batch)
@@ -313,19 +302,6 @@ class Session:
         if self.is_ours():
             self.cancel(list(self._live))
             self._pool.close_session(self._native)
-            deadline = time.monotonic() + 2
-            while _exiting and self._inside and time.monotonic() < deadline:
-                time.sleep(0.001)
-
-    @contextmanager
-    def _in_native_code(self) -> Iterator[None]:
-        """Around long calls: Note [Daemon threads at exit]."""
-        call = object()
-        self._inside.add(call)
-        try:
-            yield
-        finally:
-            self._inside.discard(call)
 
 
 def native_files(
