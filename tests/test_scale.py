@@ -46,8 +46,8 @@ def threads_and_descriptors():
 """
 
 
-def child(script: str, folder: Path, **given: Any) -> Any:
-    """What a script, run after the preamble in a process of its own, prints as JSON."""
+def run_child(script: str, folder: Path, given: dict[str, Any]) -> tuple[str, str]:
+    """The output and the errors of a script, run after the preamble in a process of its own."""
     run = subprocess.run(
         [sys.executable, "-c", PREAMBLE + script, str(folder), json.dumps(given)],
         capture_output=True,
@@ -55,7 +55,12 @@ def child(script: str, folder: Path, **given: Any) -> Any:
         timeout=300,
     )
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return run.stdout, run.stderr
+
+
+def child(script: str, folder: Path, **given: Any) -> Any:
+    """What a script prints as JSON."""
+    return json.loads(run_child(script, folder, given)[0])
 
 
 # With the number of samples
@@ -234,3 +239,78 @@ def test_two_hundred_loaders_leave_nothing(folders: dict[str, Path]) -> None:
     assert set(native) == {0} and set(python) == {1}
     assert max(memory[100:]) < 1.02 * max(memory[20:100])
     assert descriptors < 10
+
+
+# With the process: how it ends, and which thread asks
+
+ENDINGS = {
+    "an iterator is alive": "iterator = iter(make()); next(iterator); print(6)",
+    "sys.exit in the loop": "for _ in make(): print(6); sys.exit()",
+    "a daemon thread loops": """
+def loop(loader, begun):
+    while True:
+        for _ in loader:
+            begun.set()
+for _ in range(2):
+    begun = threading.Event()
+    threading.Thread(target=loop, args=[make(), begun], daemon=True).start()
+    begun.wait()
+print(6)
+""",
+    "a daemon thread decodes": """
+with open(folder + "/class_0/0000.jpg", "rb") as file:
+    data = file.read()
+def loop():
+    while True:
+        _native.decode_jpeg(data, level=_native.levels()[-1])
+threading.Thread(target=loop, daemon=True).start()
+time.sleep(0.1)
+print(6)
+""",
+    "a thread goes on, fed by a daemon": """
+def feed(batches):
+    for batch in make():
+        batches.put(batch)
+    batches.put(None)
+def consume():
+    threading.main_thread().join()
+    batches = queue.Queue(2)
+    threading.Thread(target=feed, args=[batches], daemon=True).start()
+    print(len(list(iter(batches.get, None))))
+threading.Thread(target=consume).start()
+""",
+    "two threads' first loaders": """
+counts = []
+threads = [threading.Thread(target=lambda: counts.append(len(list(make())))) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(*set(counts))
+""",
+    "closed while another thread waits": """
+loader, enough = make(), threading.Event()
+def close():
+    while not enough.wait(0.05):
+        loader.close()
+closer = threading.Thread(target=close)
+closer.start()
+try:
+    while True:
+        list(map(len, loader))
+except RuntimeError:
+    enough.set()
+closer.join()
+print(len(list(loader)))
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_processes_end_in_silence(folders: dict[str, Path], ending: str) -> None:
+    make = """
+import queue
+def make():
+    dataset = torchvision.datasets.ImageFolder(folder, CROP)
+    return stoker.DataLoader(dataset, 8, shuffle=True, num_workers=2, seed=0)
+"""
+    assert run_child(make + ENDINGS[ending], folders["fallback"], {}) == ("6\n", "")
