@@ -20,10 +20,10 @@ from measure import arguments, header, note, write
 from rivals import LOADERS, WORKLOADS, missing
 
 
-def run(loader: str, workload: str, folder: str, threads: int, epochs: int) -> dict[str, Any] | str:
+def run(loader: str, workload: str, folder: str, threads: int, images: int) -> dict[str, Any] | str:
     """One loader's row, or why there is none."""
     command = [sys.executable, str(Path(__file__).with_name("rivals.py")), loader, workload, folder]
-    command += ["--threads", str(threads), "--epochs", str(epochs)]
+    command += ["--threads", str(threads), "--images", str(images)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     rows = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows:
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--images", type=int, default=3000)
     options = parser.parse_args()
 
     names = []
@@ -74,7 +74,7 @@ def main() -> None:
             for name in names:
                 if name in excluded:
                     continue
-                row = run(name, workload, options.folder, options.threads, options.epochs)
+                row = run(name, workload, options.folder, options.threads, options.images)
                 if isinstance(row, str):
                     note(f"{workload}, {name} is left out: {row}")
                     excluded.add(name)

@@ -1,11 +1,11 @@
 """Runs one loader over a class folder and prints one JSON line: images/s and CPU per image.
 
-    python benchmarks/rivals.py LOADER WORKLOAD FOLDER [--threads 2] [--epochs 2] [--batch 64]
+    python benchmarks/rivals.py LOADER WORKLOAD FOLDER [--threads 2] [--images 3000] [--batch 64]
 
 Every loader is set up as its documentation recommends for that many threads, and ends in float32
 NCHW with ImageNet's mean and deviation. Only `stoker` and `torch-pil` make the same pixels. The
-first epoch warms the page cache and is not counted. `loaders.py` runs several in turn; use that for
-comparisons.
+first epoch warms the page cache and is not counted; as many follow as hold `--images` images.
+`loaders.py` runs several in turn; use that for comparisons.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def main() -> None:
     parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("folder")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--images", type=int, default=3000, help="to count, in whole epochs")
     parser.add_argument("--batch", type=int, default=64)
     options = parser.parse_args()
 
@@ -334,17 +334,21 @@ def main() -> None:
         importlib.import_module(module)
     begun = time.perf_counter()
     epoch = LOADERS[options.loader](options)
-    rates, cpus, first = [], [], 0.0
-    for number in range(options.epochs + 1):
+    rates: list[float] = []
+    cpus: list[float] = []
+    first, counted, warm = 0.0, 0, False
+    while counted < options.images:
         start, cpu, images = time.perf_counter(), cpu_seconds(), 0
         for batch in epoch():
             first = first or time.perf_counter() - begun
             images += len(batch)
         if images == 0:
             raise SystemExit(f"{options.loader} gave no images")
-        if number > 0:
+        if warm:
+            counted += images
             rates.append(images / (time.perf_counter() - start))
             cpus.append((cpu_seconds() - cpu) / images * 1e3)
+        warm = True
     row = {
         "loader": options.loader,
         "workload": options.workload,
