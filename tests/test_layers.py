@@ -57,7 +57,7 @@ WITHIN_A_ROW = [
     ("sources", "sources.*", "lazily"),
     ("sources.*", "sources.index", "anywhere"),
     ("sources.filelist", "sources.labels", "anywhere"),
-    ("sources.tar", "sources.tar_index", "anywhere"),
+    ("sources.*", "sources.shards", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

@@ -26,8 +26,10 @@ from pictures import class_folder
 from stoker import cache
 from stoker.engine import native_files
 from stoker.errors import DecodeError, SourceError, StokerWarning
-from stoker.sources import tar_index
-from stoker.sources.tar import Tar, paths_of, split
+from stoker.sources import shards as sources_shards
+from stoker.sources import tar
+from stoker.sources.shards import paths_of
+from stoker.sources.tar import Tar, split
 
 Members = dict[str, bytes]
 
@@ -39,8 +41,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache folder of this test; indexes are kept however fresh the shards are."""
     monkeypatch.setattr(cache, "place", lambda name: tmp_path / "cache" / name)
     monkeypatch.setattr(cache, "_in_memory", {})
-    monkeypatch.setattr(tar_index, "_SETTLED_SECONDS", -10)
-    return tmp_path / "cache" / "tar"
+    monkeypatch.setattr(sources_shards, "_SETTLED_SECONDS", -10)
+    return tmp_path / "cache" / "shards"
 
 
 def pack(path: Path, members: Members, kind: int = tarfile.PAX_FORMAT) -> Path:
@@ -84,9 +86,9 @@ def by_tarfile(path: Path) -> list[tuple[str, int, int]]:
 
 
 def scanned(path: Path) -> list[tuple[str, int, int]]:
-    index = tar_index.scan(str(path))
+    index = tar.scan(str(path))
     assert not index.damage
-    return [member[:3] for member in index.members()]
+    return [member[:3] for member in index.entries()]
 
 
 # Served like a folder
@@ -422,7 +424,7 @@ def test_a_truncated_shard_keeps_what_is_whole(shards: str, kept: Path) -> None:
     whole = by_tarfile(path)
     with path.open("r+b") as file:
         file.truncate(whole[-6][1] + 1)
-    with pytest.raises(SourceError, match=r"train-001\.tar: is truncated.*24 members are whole"):
+    with pytest.raises(SourceError, match=r"train-001\.tar: is truncated.*24 of it are whole"):
         Tar(path)
     with pytest.warns(StokerWarning, match="is truncated"):
         assert len(Tar(path, damaged="skip")) == 8
@@ -438,7 +440,7 @@ def test_a_damaged_header_loses_its_member_only(shards: str) -> None:
     with path.open("r+b") as file:
         file.seek(images[4][1] - 512 + 130)
         file.write(b"7")
-    with pytest.raises(SourceError, match=r"damaged header.*29 members"):
+    with pytest.raises(SourceError, match=r"damaged header.*29 of it"):
         Tar(path)
     with pytest.warns(StokerWarning) as caught:
         dataset = Tar(path, damaged="skip")
@@ -477,13 +479,13 @@ def test_no_damage_crashes_or_reads_outside(shards: str) -> None:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Shards whose headers were read."""
     scanned: list[str] = []
-    scan: Callable[[str], tar_index.Index] = tar_index.scan
+    scan: Callable[[str], sources_shards.Index] = tar.scan
 
-    def noted(path: str) -> tar_index.Index:
+    def noted(path: str) -> sources_shards.Index:
         scanned.append(path)
         return scan(path)
 
-    monkeypatch.setattr(tar_index, "scan", noted)
+    monkeypatch.setattr(tar, "scan", noted)
     return scanned
 
 

@@ -4,40 +4,48 @@ The key of a member is its path up to the first dot of its last part, without a 
 follows that dot, in lower case, is the field: ``a/0001.left.jpg`` is field ``left.jpg`` of sample
 ``a/0001``. A sample's members may lie anywhere in its shard. Members without a field (``README``,
 ``.hidden``), folders and links are no samples' members.
+
+A shard is a plain tar (POSIX 1003.1-1988 and its ustar, pax and GNU extensions): blocks of 512
+bytes, each member a header block, which holds its name, its size in octal or base 256, its type and
+a checksum, and then its content, padded to whole blocks. A pax header (type ``x``) or a GNU long
+name (type ``L``) before a member replaces its name and size. Two blocks of zeros end the archive.
+Sparse and multi-volume members are refused, and so are compressed archives, which cannot be read at
+random.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import os
-import re
-import sys
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.errors import SourceError
-from stoker.sources.index import IMAGE_EXTENSIONS, Extents, Files, Images, Names, warn
-from stoker.sources.tar_index import Index, index_of
+from stoker.sources.index import IMAGE_EXTENSIONS
+from stoker.sources.shards import Found, Index, Sharded, indexes, paths_of, some
 
-_MOST_SHARDS = 1_000_000
-_THREADS = 8
-_SILENT_SECONDS = 2
+_BLOCK = 512
+_SMALL = 64
+_LARGEST_NAME = 1 << 20
 
 _IMAGE_FIELDS = frozenset(
     extension.removeprefix(".")
     for extension in (*IMAGE_EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif")
 )
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 
 Label = str | Mapping[str, Any] | None
 
 
-class Tar(Images):
+class Tar(Sharded):
     """A map-style dataset of the images in tar shards, at random access.
 
     Args:
@@ -58,7 +66,7 @@ class Tar(Images):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the shards' indexes between runs; see ``tar_index``.
+        cache: keep the shards' indexes between runs; see Note [Kept indexes].
 
     Attributes:
         shards: the shards' paths.
@@ -85,151 +93,21 @@ class Tar(Images):
         max_bytes: int | None = None,
         cache: bool = True,
     ) -> None:
-        if damaged not in ("raise", "skip"):
-            raise ValueError(f"damaged must be 'raise' or 'skip', got {damaged!r}")
-        self.shards = paths_of(shards)
-        told: list[str] = []
-        indexes = _indexes(self.shards, damaged == "skip", cache, told)
-        table = _Table(image, label)
-        for number, (path, index) in enumerate(zip(self.shards, indexes, strict=True)):
-            table.add(number, path, index)
-        if not table.names and table.fields:
-            some = ", ".join(sorted(table.fields)[:10])
-            wanted = f"no field {image}" if image else "no image"
-            raise SourceError(self.shards[0], f"{wanted} in any sample; there are: {some}")
-        labels, self.classes = table.labelled(classes, told)
-        names = [os.fsencode(name) for name in table.names]
-        offsets = np.zeros(len(names) + 1, np.uint64)
-        np.cumsum([len(name) for name in names], out=offsets[1:])
-        files = Files(
-            "",
-            np.frombuffer(b"".join(names), np.uint8),
-            offsets,
-            labels,
+        paths = paths_of(shards)
+        found, told = indexes(paths, scan, "tar" if cache else None, damaged)
+        samples = _Samples(image, label)
+        for number, (path, index) in enumerate(zip(paths, found, strict=True)):
+            samples.add(number, path, index)
+        super().__init__(
+            paths,
+            samples.found(paths[0], told),
+            classes,
+            transform,
+            target_transform,
             exif,
             max_pixels,
             max_bytes,
-            Extents(
-                Files.from_paths(self.shards),
-                np.array(table.shards, np.uint32),
-                np.array(table.begins, np.int64),
-                np.array(table.lengths, np.int64),
-            ),
         )
-        super().__init__(files, transform, target_transform)
-        for warning in told + table.told():
-            warn(warning)
-
-    @property
-    def names(self) -> Names:
-        """Name of each sample's image in its shard."""
-        return Names(self.files)
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """Class name to label."""
-        return {name: label for label, name in enumerate(self.classes)}
-
-
-# Which shards
-
-
-def paths_of(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The shards that patterns stand for, in the order of the patterns; those of a ``*`` sorted.
-
-    Raises:
-        SourceError: nothing fits a pattern.
-    """
-    patterns = [shards] if isinstance(shards, str | os.PathLike) else list(shards)
-    found: list[str] = []
-    for pattern in patterns:
-        for path in _expanded(os.path.expanduser(os.fspath(pattern))):
-            if len(found) >= _MOST_SHARDS:
-                raise SourceError(str(pattern), f"stands for more than {_MOST_SHARDS:,} shards")
-            if not glob.has_magic(path) or os.path.exists(path):
-                found.append(path)
-                continue
-            fitting = sorted(glob.glob(path, recursive=True))
-            if not fitting:
-                raise SourceError(path, "no file fits this pattern")
-            found += fitting
-    if not found:
-        raise SourceError(str(shards), "names no shard")
-    return found
-
-
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-
-
-def _expanded(pattern: str) -> Iterator[str]:
-    """What the braces in a pattern stand for, as in a shell."""
-    brace = re.search(r"\{([^{}]*)\}", pattern)
-    if brace is None:
-        yield pattern
-        return
-    numbers = _RANGE.fullmatch(brace[1])
-    if numbers is None and "," not in brace[1]:
-        yield pattern
-        return
-    if numbers is None:
-        texts: Iterator[str] = iter(brace[1].split(","))
-    else:
-        first, last = int(numbers[1]), int(numbers[2])
-        step = 1 if first <= last else -1
-        width = max(map(len, numbers.groups())) if "0" in (numbers[1][0], numbers[2][0]) else 0
-        texts = (f"{number:0{width}}" for number in range(first, last + step, step))
-    for text in texts:
-        yield from _expanded(pattern[: brace.start()] + text + pattern[brace.end() :])
-
-
-# All shards
-
-
-def _indexes(paths: list[str], skip: bool, cache: bool, told: list[str]) -> list[Index]:
-    """The indexes of shards; raises, or tells, what is wrong with them."""
-    with ThreadPoolExecutor(_THREADS, "stoker-indexing") as pool:
-        jobs = [pool.submit(index_of, path, cache) for path in paths]
-        try:
-            _show_progress(jobs)
-            indexes = [job.result() for job in jobs]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    for path, index in zip(paths, indexes, strict=True):
-        if not index.damage:
-            continue
-        if not skip:
-            whole = f"{len(index.begins):,} members are whole"
-            raise SourceError(path, f"{index.damage}; {whole}: damaged='skip' keeps those")
-        told.append(f"{path}: {index.damage}; what is damaged is left out")
-    return indexes
-
-
-def _show_progress(jobs: list[Future[Index]]) -> None:
-    """Waits for ``jobs``; on a terminal, shows how far they are once that takes long."""
-    _, left = wait_for(jobs, _SILENT_SECONDS)
-    if not left or not sys.stderr.isatty():
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("Indexing shards"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(jobs))
-        while left:
-            _, left = wait_for(left, 0.2)
-            progress.update(task, completed=len(jobs) - len(left))
 
 
 # From members to samples
@@ -244,43 +122,35 @@ def split(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, kind.lower()) if stem and dot and kind else None
 
 
-class _Table:
-    """Samples, gathered shard by shard."""
+class _Samples:
+    """Members, gathered to samples."""
 
     def __init__(self, image: str | None, label: Label) -> None:
         self.image, self.label = image, label
-        self.names: list[str] = []
-        self.keys: list[str] = []
-        self.shards: list[int] = []
-        self.begins: list[int] = []
-        self.lengths: list[int] = []
-        self.texts: list[Any] = []
-        self.fields: set[str] = set()
+        self._found = Found()
+        self._folders: list[str] = []
+        self._fields: set[str] = set()
         self._without: list[str] = []
         self._several: list[str] = []
 
     def add(self, number: int, path: str, index: Index) -> None:
         """Adds the samples of a shard."""
         samples: dict[str, dict[str, tuple[str, int, int, bytes | None]]] = {}
-        for member in index.members():
+        for member in index.entries():
             key_and_field = split(member[0])
             if key_and_field is not None:
                 key, kind = key_and_field
                 # Of two members with one name the last counts, as where a tar is unpacked.
                 samples.setdefault(key, {})[kind] = member
-                self.fields.add(kind)
+                self._fields.add(kind)
         for key, fields in samples.items():
             chosen = self._choose(key, fields)
             if chosen is None:
                 self._without.append(key)
                 continue
             name, begin, length, _ = fields[chosen]
-            self.names.append(name)
-            self.keys.append(key)
-            self.shards.append(number)
-            self.begins.append(begin)
-            self.lengths.append(length)
-            self.texts.append(self._text(path, key, fields))
+            self._found.add(name, number, begin, length, self._text(path, key, fields))
+            self._folders.append(key.rpartition("/")[0].rpartition("/")[2])
 
     def _choose(self, key: str, fields: Mapping[str, object]) -> str | None:
         if self.image is not None:
@@ -317,58 +187,183 @@ class _Table:
             raise SourceError(path, f"label of sample {key}: a {type(value).__name__}")
         return value
 
-    def labelled(
-        self, classes: Sequence[str] | None, told: list[str]
-    ) -> tuple[NDArray[np.int64], list[str]]:
-        """Label of each sample, -1 where it has none, and the names of the classes."""
-        texts = self.texts
-        folders = [key.rpartition("/")[0].rpartition("/")[2] for key in self.keys]
+    def found(self, path: str, told: list[str]) -> Found:
+        """All samples; ``path`` is that of the first shard."""
+        found = self._found
+        found.told += told
+        if not found.names and self._fields:
+            fields = ", ".join(sorted(self._fields)[:10])
+            wanted = f"no field {self.image}" if self.image else "no image"
+            raise SourceError(path, f"{wanted} in any sample; there are: {fields}")
         if self.label == "folder" or (
-            self.label == "auto" and "cls" not in self.fields and len(set(folders)) > 1
+            self.label == "auto" and "cls" not in self._fields and len(set(self._folders)) > 1
         ):
-            texts = [folder or None for folder in folders]
-        given = {text for text in texts if text is not None}
-        lacking = [key for key, text in zip(self.keys, texts, strict=True) if text is None]
-        if lacking and given:
-            told.append(f"{_some(lacking)} without a label: -1 is theirs")
-        elif lacking and self.label not in ("auto", None):
-            raise SourceError(self.names[0], f"no sample has a label {self.label!r}")
-        whole = {text: _integer(text) for text in given}
-        integers = None not in whole.values() and classes is None
-        names: list[str] = []
-        if not integers:
-            names = list(classes) if classes is not None else sorted(set(map(str, given)))
-            places = {name: place for place, name in enumerate(names)}
-            whole = {text: places.get(str(text)) for text in given}
-            unknown = sorted(str(text) for text, place in whole.items() if place is None)
-            if unknown:
-                raise ValueError(f"classes lack {', '.join(map(repr, unknown[:5]))}")
-        labels = [-1 if text is None else whole[text] for text in texts]
-        return np.array(labels, np.int64), names
-
-    def told(self) -> list[str]:
-        """Warnings about what was chosen or left out."""
-        told = []
-        if self._without and self.names:
-            told.append(f"{_some(self._without)} without an image: left out")
+            found.labels = [folder or None for folder in self._folders]
+        if (
+            self.label not in ("auto", None)
+            and found.names
+            and not any(label is not None for label in found.labels)
+        ):
+            raise SourceError(path, f"no sample has a label {self.label!r}")
+        if self._without and found.names:
+            found.told.append(f"{some(self._without)} without an image: left out")
         if self._several:
-            told.append(
-                f"{_some(self._several)} with several images: the one of the shortest field is "
+            found.told.append(
+                f"{some(self._several)} with several images: the one of the shortest field is "
                 "taken; image= chooses"
             )
-        return told
+        return found
 
 
-def _some(keys: list[str]) -> str:
-    shown = ", ".join(keys[:3]) + ", ..." * (len(keys) > 3)
-    return f"{len(keys):,} samples ({shown})" if len(keys) > 1 else f"sample {shown}"
+# The members
 
 
-def _integer(text: Any) -> int | None:
-    """The integer that a label is; None for others and those beyond 64 bits."""
-    if isinstance(text, bool) or not isinstance(text, int | str):
-        return None
-    if isinstance(text, str) and not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
-        return None
-    value = int(text)
-    return value if -(1 << 63) <= value < 1 << 63 else None
+class _Damaged(Exception):  # noqa: N818  not an error yet: the other members may be wanted
+    """Why a member cannot be read."""
+
+
+class _Unfit(Exception):  # noqa: N818  becomes a SourceError, with the path
+    """Why a file is no shard that can be read."""
+
+
+def scan(path: str) -> Index:
+    """Reads the headers of a shard.
+
+    Raises:
+        SourceError: it cannot be read, is no tar, or one that cannot be read at random.
+    """
+    index, damage = Index(), list[str]()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise _Unfit("is no file")
+            for name, begin, length in _members(fd, status.st_size, damage):
+                content = os.pread(fd, length, begin) if length <= _SMALL else None
+                index.add(name, begin, length, content)
+        finally:
+            os.close(fd)
+    except _Unfit as unfit:
+        raise SourceError(path, str(unfit)) from None
+    except OSError as error:
+        raise SourceError(path, error.strerror or str(error)) from error
+    index.damage = "; ".join(damage[:3]) + "; ..." * (len(damage) > 3)
+    return index
+
+
+def _members(fd: int, size: int, damage: list[str]) -> Iterator[tuple[bytes, int, int]]:
+    """Name, begin and length of each file in a tar of ``size`` bytes.
+
+    What cannot be read is told in ``damage``; after a damaged header the next sound one is sought.
+    """
+    if size == 0:
+        raise _Unfit("is empty")
+    at = 0
+    long = _Long()
+    while at + _BLOCK <= size:
+        header = os.pread(fd, _BLOCK, at)
+        if header.count(0) == _BLOCK:
+            return
+        try:
+            if not _checks(header):
+                if at == 0:
+                    raise _Unfit(_other_format(header))
+                raise _Damaged(f"has a damaged header at byte {at:,}")
+            kind = header[156:157]
+            length = _number(header[124:136])
+            if long.size is not None and kind not in b"xg":
+                length = long.size
+            begin = at + _BLOCK
+            if begin + length > size:
+                damage.append(f"is truncated in the member at byte {at:,}")
+                return
+            if kind in b"xL":
+                if length > _LARGEST_NAME:
+                    raise _Damaged(f"has a name of {length:,} bytes at byte {at:,}")
+                long.read(kind, os.pread(fd, length, begin))
+            elif kind in b"SM":
+                raise _Unfit("has sparse or split members: write it anew with plain tar")
+            elif kind not in b"gK":
+                name = long.name or _name(header)
+                long = _Long()
+                if kind in b"0\0007" and not name.endswith(b"/"):
+                    yield name, begin, length
+        except _Damaged as reason:
+            damage.append(str(reason))
+            at = _next_header(fd, at + _BLOCK, size)
+            long = _Long()
+            continue
+        at = begin + -(-length // _BLOCK) * _BLOCK
+    if at != size:
+        damage.append(f"is truncated at byte {min(at, size):,}")
+
+
+def _next_header(fd: int, at: int, size: int) -> int:
+    """Where the next sound header with a mark of its format is; ``size`` where there is none."""
+    while at + _BLOCK <= size:
+        header = os.pread(fd, _BLOCK, at)
+        if header[257:262] == b"ustar" and _checks(header):
+            return at
+        at += _BLOCK
+    return size
+
+
+@dataclass
+class _Long:
+    """What an extended header says of the member after it."""
+
+    name: bytes | None = None
+    size: int | None = None
+
+    def read(self, kind: bytes, text: bytes) -> None:
+        """Takes over a GNU long name or a pax header."""
+        if kind == b"L":
+            self.name = text.partition(b"\0")[0]
+            return
+        while text:
+            length, blank, _ = text.partition(b" ")
+            if not blank or not length.isdigit() or not len(length) < int(length[:9]) <= len(text):
+                raise _Damaged("has a damaged pax header")
+            record, text = text[: int(length)], text[int(length) :]
+            key, _, value = record[len(length) + 1 : -1].partition(b"=")
+            if key == b"path":
+                self.name = value
+            elif key == b"size" and value.isdigit() and len(value) < 19:
+                self.size = int(value)
+            elif key.startswith(b"GNU.sparse."):
+                raise _Unfit("has sparse members: write it anew with plain tar")
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    prefix = header[345:500].partition(b"\0")[0]
+    return prefix + b"/" + name if header[257:263] == b"ustar\0" and prefix else name
+
+
+def _checks(header: bytes) -> bool:
+    """Whether the checksum in a header is right; some old programs took bytes for signed."""
+    try:
+        told = _number(header[148:156])
+    except _Damaged:
+        return False
+    rest = header[:148] + b" " * 8 + header[156:]
+    total = sum(rest)
+    return told == total or told == total - 256 * sum(byte > 127 for byte in rest)
+
+
+def _number(text: bytes) -> int:
+    if text[0] == 0x80:
+        return int.from_bytes(text[1:], "big")
+    digits = text.partition(b"\0")[0].strip()
+    try:
+        return int(digits, 8) if digits else 0
+    except ValueError:
+        raise _Damaged("has a header without a size") from None
+
+
+def _other_format(head: bytes) -> str:
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            return f"is compressed with {name}, so it cannot be read at random: unpack it first"
+    return "is no tar"
