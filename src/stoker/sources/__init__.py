@@ -31,6 +31,7 @@ def open(
     root: str | os.PathLike[str] | None = None,
     image: str | None = None,
     label: str | Mapping[str, Any] | None = "auto",
+    label_offset: int = 0,
     classes: Sequence[str] | None = None,
     damaged: str = "raise",
     exif: bool = False,
@@ -43,6 +44,7 @@ def open(
     a folder with a folder for each class                  `stoker.ImageFolder`
     a label file, text or a table; images below ``root``   `stoker.ImageDataset`
     tar shards, as WebDataset writes them                  `stoker.sources.tar.Tar`
+    TFRecord shards of ``tf.train.Example``                `stoker.sources.tfrecord.TFRecord`
     =====================================================  =========================================
 
     Args:
@@ -51,8 +53,9 @@ def open(
         transform: called with each image, a PIL image in mode RGB.
         target_transform: called with each label.
         root: of a label file, the folder that its names are relative to; else that of the file.
-        image: of shards, the field of the images.
+        image: of shards, the field or feature of the images.
         label: of shards, what labels are.
+        label_offset: of TFRecord shards, what is added to labels: -1 where classes count from 1.
         classes: of shards, the names of the classes, each at its label.
         damaged: of shards, ``"raise"``, or ``"skip"`` to leave out what cannot be read.
         exif: turn images as their EXIF orientation says.
@@ -68,6 +71,7 @@ def open(
         given: dict[str, object] = {"image": image, "classes": classes}
         given |= {"label": label if label != "auto" else None}
         given |= {"damaged": damaged if damaged != "raise" else None}
+        given |= {"label_offset": label_offset or None}
         if os.path.isdir(single):
             _refuse(given | {"root": root}, "a folder of classes")
             from stoker.sources.folder import ImageFolder
@@ -94,10 +98,29 @@ def open(
                 max_bytes=max_bytes,
             )
     _refuse({"root": root}, "shards")
+    from stoker.sources.shards import paths_of
+    from stoker.sources.tfrecord import TFRecord, is_tfrecord
+
+    shards = paths_of(path)
+    if is_tfrecord(_head(shards[0])):
+        return TFRecord(
+            shards,
+            transform,
+            target_transform,
+            image=image,
+            label=label,
+            label_offset=label_offset,
+            classes=classes,
+            damaged=damaged,
+            exif=exif,
+            max_pixels=max_pixels,
+            max_bytes=max_bytes,
+        )
+    _refuse({"label_offset": label_offset or None}, "tar shards")
     from stoker.sources.tar import Tar
 
     return Tar(
-        path,
+        shards,
         transform,
         target_transform,
         image=image,
@@ -110,6 +133,16 @@ def open(
     )
 
 
+def _head(path: str) -> bytes:
+    """How a file begins; nothing where it is none, which its reader will say."""
+    from builtins import open as open_file
+
+    if not os.path.isfile(path):
+        return b""
+    with open_file(path, "rb") as file:
+        return file.read(4096)
+
+
 def _refuse(given: Mapping[str, object], what: str) -> None:
     for name, value in given.items():
         if value is not None:
@@ -118,10 +151,7 @@ def _refuse(given: Mapping[str, object], what: str) -> None:
 
 def _is_text(path: str) -> bool:
     """Whether a file begins like a text: with some bytes, of which none is 0, in UTF-8."""
-    from builtins import open as open_file
-
-    with open_file(path, "rb") as file:
-        head = file.read(4096)
+    head = _head(path)
     if not head or 0 in head:
         return False
     try:

@@ -277,8 +277,8 @@ def indexes(
     told = []
     for path, index in zip(paths, found, strict=True):
         if index.damage and damaged == "raise":
-            whole = f"{len(index.begins):,} of it are whole"
-            raise SourceError(path, f"{index.damage}; {whole}: damaged='skip' keeps those")
+            whole = f"{len(index.begins):,} are whole, damaged='skip' keeps those"
+            raise SourceError(path, f"{index.damage}; {whole}")
         if index.damage:
             told.append(f"{path}: {index.damage}; what is damaged is left out")
     return found, told
