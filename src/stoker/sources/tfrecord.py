@@ -107,11 +107,8 @@ class TFRecord(Sharded):
                 found.add(name, number, begin, length, value)
         if read and not found.names and any(index.damage for index in read):
             raise SourceError(given[0], next(index.damage for index in read if index.damage))
-        if (
-            found.names
-            and labels == (label,)
-            and not any(value is not None for value in found.labels)
-        ):
+        none = all(value is None for value in found.labels)
+        if found.names and none and labels == (label,):
             raise SourceError(given[0], f"no record has one integer or text in feature {label!r}")
         super().__init__(
             paths, found, classes, transform, target_transform, exif, max_pixels, max_bytes
