@@ -58,6 +58,7 @@ WITHIN_A_ROW = [
     ("sources.*", "sources.index", "anywhere"),
     ("sources.filelist", "sources.labels", "anywhere"),
     ("sources.*", "sources.shards", "anywhere"),
+    ("sources.*", "sources.protobuf", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

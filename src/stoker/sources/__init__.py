@@ -44,6 +44,7 @@ def open(
     a folder with a folder for each class                  `stoker.ImageFolder`
     a label file, text or a table; images below ``root``   `stoker.ImageDataset`
     tar shards, as WebDataset writes them                  `stoker.sources.tar.Tar`
+    an LMDB environment: its folder or file                `stoker.sources.lmdb.LMDB`
     TFRecord shards of ``tf.train.Example``                `stoker.sources.tfrecord.TFRecord`
     =====================================================  =========================================
 
@@ -66,12 +67,26 @@ def open(
         SourceError: it cannot be read.
         ValueError: an argument says nothing to this format.
     """
+    from stoker.sources.lmdb import LMDB, file_of, is_lmdb
+
     if isinstance(path, str | os.PathLike):
         single = os.path.expanduser(os.fspath(path))
-        given: dict[str, object] = {"image": image, "classes": classes}
-        given |= {"label": label if label != "auto" else None}
+        given: dict[str, object] = {"image": image, "label_offset": label_offset or None}
+        if is_lmdb(_head(file_of(single))):
+            _refuse(given | {"root": root}, "an LMDB environment")
+            return LMDB(
+                single,
+                transform,
+                target_transform,
+                label=label,
+                classes=classes,
+                damaged=damaged,
+                exif=exif,
+                max_pixels=max_pixels,
+                max_bytes=max_bytes,
+            )
+        given |= {"classes": classes, "label": label if label != "auto" else None}
         given |= {"damaged": damaged if damaged != "raise" else None}
-        given |= {"label_offset": label_offset or None}
         if os.path.isdir(single):
             _refuse(given | {"root": root}, "a folder of classes")
             from stoker.sources.folder import ImageFolder

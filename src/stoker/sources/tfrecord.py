@@ -21,12 +21,13 @@ import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from stoker import cache as kept
 from stoker.errors import SourceError
+from stoker.sources.protobuf import ProtobufError, Span, fields_of, messages_of, varint
 from stoker.sources.shards import Found, Index, Sharded, indexes, paths_of
 
 IMAGE_FEATURES = ("image/encoded", "image")
@@ -39,7 +40,6 @@ _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 
 Label = str | Mapping[str, Any] | None
-_Span = tuple[int, int]
 
 
 class TFRecord(Sharded):
@@ -255,6 +255,8 @@ def _scan(
                     index.add(name, begin + span[0], span[1] - span[0], text)
                 except _Damaged as reason:
                     damage.append(f"record {number:,} {reason}")
+                except ProtobufError:
+                    damage.append(f"record {number:,} is no tf.train.Example")
                 number += 1
     except OSError as error:
         if isinstance(error, SourceError):
@@ -266,7 +268,7 @@ def _scan(
 
 def _read(
     record: bytes, images: Sequence[str], labels: Sequence[str]
-) -> tuple[bytes | None, _Span, bytes | None]:
+) -> tuple[bytes | None, Span, bytes | None]:
     """Name, place of the image's bytes, and label as a text, of an Example."""
     features = _features(record)
     image = next((features[name] for name in images if name in features), None)
@@ -289,75 +291,33 @@ def _read(
     return name, span, text
 
 
-def _features(record: bytes) -> dict[str, _Span]:
+def _features(record: bytes) -> dict[str, Span]:
     """Where each feature of an Example lies."""
-    found: dict[str, _Span] = {}
-    for features in _messages(record, (0, len(record)), 1):
-        for entry in _messages(record, features, 1):
-            keys = list(_messages(record, entry, 1))
-            values = list(_messages(record, entry, 2))
+    found: dict[str, Span] = {}
+    for features in messages_of(record, (0, len(record)), 1):
+        for entry in messages_of(record, features, 1):
+            keys = list(messages_of(record, entry, 1))
+            values = list(messages_of(record, entry, 2))
             if keys and values:
                 found[record[slice(*keys[-1])].decode(errors="replace")] = values[-1]
     return found
 
 
-def _single(record: bytes, feature: _Span) -> _Span | int | None:
+def _single(record: bytes, feature: Span) -> Span | int | None:
     """The one value of a feature: where its bytes lie, or an integer; None of others."""
-    for values in _messages(record, feature, 1):
-        found = list(_messages(record, values, 1))
+    for values in messages_of(record, feature, 1):
+        found = list(messages_of(record, values, 1))
         return found[0] if len(found) == 1 else None
-    for values in _messages(record, feature, 3):
+    for values in messages_of(record, feature, 3):
         numbers: list[int] = []
-        for number, kind, start, end in _fields(record, values):
+        for number, kind, start, end in fields_of(record, values):
             if number == 1 and kind == 0:
                 numbers.append(start)
             elif number == 1 and kind == 2:
                 while start < end:
-                    value, start = _varint(record, start, end)
+                    value, start = varint(record, start, end)
                     numbers.append(value)
         if len(numbers) != 1:
             return None
         return numbers[0] - (1 << 64) if numbers[0] >= 1 << 63 else numbers[0]
     return None
-
-
-def _messages(record: bytes, span: _Span, wanted: int) -> Iterator[_Span]:
-    """Where the fields of this number with a length lie in a message."""
-    for number, kind, start, end in _fields(record, span):
-        if number == wanted and kind == 2:
-            yield start, end
-
-
-def _fields(record: bytes, span: _Span) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, begin and end of each field of a message; of a varint its value twice."""
-    at, end = span
-    while at < end:
-        tag, at = _varint(record, at, end)
-        kind = tag & 7
-        if kind == 0:
-            value, at = _varint(record, at, end)
-            yield tag >> 3, kind, value, value
-            continue
-        if kind == 2:
-            length, at = _varint(record, at, end)
-        elif kind in (1, 5):
-            length = 8 if kind == 1 else 4
-        else:
-            raise _Damaged("is no tf.train.Example")
-        if at + length > end:
-            raise _Damaged("is no tf.train.Example")
-        yield tag >> 3, kind, at, at + length
-        at += length
-
-
-def _varint(record: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number of up to 64 bits, seven in a byte, and where it ends."""
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = record[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & (1 << 64) - 1, at
-        shift += 7
-    raise _Damaged("is no tf.train.Example")
