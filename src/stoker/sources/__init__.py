@@ -45,6 +45,7 @@ def open(
     a label file, text or a table; images below ``root``   `stoker.ImageDataset`
     tar shards, as WebDataset writes them                  `stoker.sources.tar.Tar`
     an LMDB environment: its folder or file                `stoker.sources.lmdb.LMDB`
+    MosaicML's MDS: the folder of its ``index.json``       `stoker.sources.mds.MDS`
     TFRecord shards of ``tf.train.Example``                `stoker.sources.tfrecord.TFRecord`
     =====================================================  =========================================
 
@@ -68,6 +69,7 @@ def open(
         ValueError: an argument says nothing to this format.
     """
     from stoker.sources.lmdb import LMDB, file_of, is_lmdb
+    from stoker.sources.mds import MDS, is_mds
 
     if isinstance(path, str | os.PathLike):
         single = os.path.expanduser(os.fspath(path))
@@ -78,6 +80,20 @@ def open(
                 single,
                 transform,
                 target_transform,
+                label=label,
+                classes=classes,
+                damaged=damaged,
+                exif=exif,
+                max_pixels=max_pixels,
+                max_bytes=max_bytes,
+            )
+        if os.path.isfile(os.path.join(single, "index.json")) and is_mds(single):
+            _refuse({"root": root, "label_offset": label_offset or None}, "MDS shards")
+            return MDS(
+                single,
+                transform,
+                target_transform,
+                image=image,
                 label=label,
                 classes=classes,
                 damaged=damaged,
