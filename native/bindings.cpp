@@ -195,7 +195,7 @@ void bind_engine(nb::module_& module) {
           "__init__",
           [](Files* self, const nb::bytes& root, const Bytes1d& names, const Offsets& offsets,
              std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright,
-             const std::optional<Identities>& identities) {
+             const std::optional<Identities>& identities, const std::optional<Extents>& extents) {
             if (identities && identities->shape(0) + 1 != offsets.size())
               throw nb::value_error("one identity per file");
             if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
@@ -214,10 +214,23 @@ void bind_engine(nb::module_& module) {
             if (max_pixels) self->max_pixels = *max_pixels;
             self->upright = upright;
             if (identities) self->identities = identities->data();
+            if (!extents) return;
+            const auto& [shards, begins, lengths] = *extents;
+            if (begins.size() != shards.size() || lengths.size() != shards.size())
+              throw nb::value_error("one shard, begin and length per row");
+            for (size_t i = 0; i < shards.size(); i++)
+              if (shards.data()[i] + uint64_t{1} >= offsets.size() || begins.data()[i] < 0 ||
+                  lengths.data()[i] < 0)
+                throw nb::value_error("extents must lie inside of the shards");
+            self->shards = shards.data();
+            self->begins = begins.data();
+            self->lengths = lengths.data();
+            self->count = static_cast<int64_t>(shards.size());
           },
           "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
-          "upright"_a, "identities"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-          nb::keep_alive<1, 8>());
+          "upright"_a, "identities"_a = nb::none(), "extents"_a = nb::none(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 8>(),
+          nb::keep_alive<1, 9>());
   module.def(
       "image_size",
       [](const Files& files, int64_t row) -> std::optional<std::pair<int, int>> {

@@ -332,6 +332,7 @@ def native_files(
     max_pixels: int | None,
     upright: bool,
     identities: NDArray[np.int64] | None = None,
+    extents: tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None = None,
 ) -> _native.Files:
     """The native view of a path table; keeps the arrays alive, copies nothing.
 
@@ -344,9 +345,11 @@ def native_files(
         upright: images that EXIF turns are declined.
         identities: of shape (files, 4): device, inode, size and time of change in ns that a file
             must have.
+        extents: of each row, in which file its bytes are, where they begin, and how many they are;
+            left out, a row is a whole file.
     """
     return _native.Files(
-        os.fsencode(root), names, offsets, max_bytes, max_pixels, upright, identities
+        os.fsencode(root), names, offsets, max_bytes, max_pixels, upright, identities, extents
     )
 
 
