@@ -58,3 +58,19 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
             return value & (1 << 64) - 1, at
         shift += 7
     raise ProtobufError("no protocol buffer")
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """A field that holds some bytes or an integer."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value & (1 << 64) - 1)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)

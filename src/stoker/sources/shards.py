@@ -32,8 +32,12 @@ from numpy.typing import NDArray
 
 from stoker import cache as kept
 from stoker.errors import SourceError
-from stoker.sources.index import Extents, Files, Images, Names, warn
+from stoker.sources.index import IMAGE_EXTENSIONS, Extents, Files, Images, Names, warn
 
+WRITTEN_SUFFIXES = (*IMAGE_EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif")
+"""What the name of an image in a shard ends with."""
+
+_MAGICS = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp", b"II*": ".tif"}
 _MAGIC = b"stoker index 1"
 _HEAD = struct.Struct("<5q")
 _DIGEST_BYTES = 16
@@ -135,6 +139,35 @@ class Found:
                 raise ValueError(f"classes lack {', '.join(map(repr, unknown[:5]))}")
         labels = [-1 if label is None else places[label] for label in self.labels]
         return np.array(labels, np.int64), names
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample that is to be written.
+
+    Attributes:
+        position: its place in the whole set.
+        name: of its image, where it came from.
+        content: the encoded image.
+        label: -1 where it has none.
+        class_name: that of the label; "" where it has none.
+    """
+
+    position: int
+    name: str
+    content: bytes
+    label: int
+    class_name: str
+
+    @property
+    def suffix(self) -> str:
+        """That of its format: by its name or else, by its content, of the usual ones."""
+        suffix = os.path.splitext(self.name)[1].lower()
+        if suffix in WRITTEN_SUFFIXES:
+            return suffix
+        head = self.content[:12]
+        fits = (suffix for magic, suffix in _MAGICS.items() if head.startswith(magic))
+        return ".webp" if head[:4] == b"RIFF" and head[8:] == b"WEBP" else next(fits, ".jpg")
 
 
 def some(keys: list[str]) -> str:

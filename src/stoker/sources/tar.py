@@ -15,25 +15,32 @@ random.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from stoker.errors import SourceError
-from stoker.sources.index import IMAGE_EXTENSIONS
-from stoker.sources.shards import Found, Index, Sharded, indexes, paths_of, some
+from stoker.sources.shards import (
+    WRITTEN_SUFFIXES,
+    Found,
+    Index,
+    Sample,
+    Sharded,
+    indexes,
+    paths_of,
+    some,
+)
 
 _BLOCK = 512
 _SMALL = 64
 _LARGEST_NAME = 1 << 20
 
-_IMAGE_FIELDS = frozenset(
-    extension.removeprefix(".")
-    for extension in (*IMAGE_EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif")
-)
+_IMAGE_FIELDS = frozenset(suffix.removeprefix(".") for suffix in WRITTEN_SUFFIXES)
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -367,3 +374,41 @@ def _other_format(head: bytes) -> str:
         if head.startswith(magic):
             return f"is compressed with {name}, so it cannot be read at random: unpack it first"
     return "is no tar"
+
+
+# Writing
+
+
+def member_name(sample: Sample) -> str:
+    """The name of a sample's image in its shard."""
+    return f"{sample.position:09}{sample.suffix}"
+
+
+def write(file: BinaryIO, samples: Iterator[Sample]) -> None:
+    """Writes a shard: of each sample the image, its label, and where it came from as JSON."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as out:
+        for sample in samples:
+            key = f"{sample.position:09}"
+            origin = {"name": sample.name} | (
+                {"class": sample.class_name} if sample.class_name else {}
+            )
+            members = {member_name(sample): sample.content}
+            if sample.label != -1:
+                members[f"{key}.cls"] = b"%d" % sample.label
+            members[f"{key}.json"] = json.dumps(origin).encode()
+            for name, content in members.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                out.addfile(info, io.BytesIO(content))
+
+
+def written(index: Index) -> list[tuple[str, int, int, str]]:
+    """Name, begin, length and label of each image in a shard that ``write`` wrote."""
+    labels, images = {}, []
+    for name, begin, length, text in index.entries():
+        stem, suffix = os.path.splitext(name)
+        if suffix == ".cls":
+            labels[stem] = (text or b"").decode(errors="replace")
+        elif suffix != ".json":
+            images.append((stem, name, begin, length))
+    return [(name, begin, length, labels.get(stem, "-1")) for stem, name, begin, length in images]

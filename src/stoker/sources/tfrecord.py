@@ -21,14 +21,14 @@ import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, BinaryIO
 
 from stoker import cache as kept
 from stoker.errors import SourceError
-from stoker.sources.protobuf import ProtobufError, Span, fields_of, messages_of, varint
-from stoker.sources.shards import Found, Index, Sharded, indexes, paths_of
+from stoker.sources.protobuf import ProtobufError, Span, field, fields_of, messages_of, varint
+from stoker.sources.shards import Found, Index, Sample, Sharded, indexes, paths_of
 
 IMAGE_FEATURES = ("image/encoded", "image")
 LABEL_FEATURES = ("image/class/label", "label")
@@ -321,3 +321,46 @@ def _single(record: bytes, feature: Span) -> Span | int | None:
             return None
         return numbers[0] - (1 << 64) if numbers[0] >= 1 << 63 else numbers[0]
     return None
+
+
+# Writing
+
+
+def write(file: BinaryIO, samples: Iterator[Sample]) -> None:
+    """Writes a shard, with the names of features that ImageNet's shards have."""
+    crc32c = _crc32c()
+    for sample in samples:
+        features: dict[str, bytes | int] = {
+            "image/encoded": sample.content,
+            "image/filename": os.fsencode(sample.name),
+        }
+        if sample.label != -1:
+            features["image/class/label"] = sample.label
+        if sample.class_name:
+            features["image/class/text"] = sample.class_name.encode()
+        entries = b"".join(
+            field(1, field(1, name.encode()) + field(2, _feature(value)))
+            for name, value in features.items()
+        )
+        record = field(1, entries)
+        length = struct.pack("<Q", len(record))
+        file.write(length + _CRC.pack(_masked(crc32c(length))))
+        file.write(record)
+        file.write(_CRC.pack(_masked(crc32c(record))))
+
+
+def _feature(value: bytes | int) -> bytes:
+    return field(1 if isinstance(value, bytes) else 3, field(1, value))
+
+
+def scan_written(path: str) -> Index:
+    """What is in a shard that ``write`` wrote."""
+    return _scan(path, IMAGE_FEATURES[:1], LABEL_FEATURES[:1], _crc32c())
+
+
+def written(index: Index) -> list[tuple[str, int, int, str]]:
+    """Name, begin, length and label of each image in such a shard."""
+    return [
+        (name, begin, length, "-1" if text is None else text.decode(errors="replace"))
+        for name, begin, length, text in index.entries()
+    ]
