@@ -45,6 +45,7 @@ namespace {
 //                          in each of 3 channels
 //   crop                 x, y, width, height; may lie outside of the image, where pixels are 0
 //   mirror_x, mirror_y   -
+//   transpose            -; rows become columns
 //
 // An operation is its place in enum Operation. A magnitude that is NaN is that of `index` of `bins`
 // between 0 and 150 / 331 of the image's width or height, which the operation translates by.
@@ -80,6 +81,7 @@ constexpr Description kDescriptions[] = {
     {"crop", Op::Kind::crop, 4, false, 1},
     {"mirror_x", Op::Kind::mirror_x, 0, false, 1},
     {"mirror_y", Op::Kind::mirror_y, 0, false, 1},
+    {"transpose", Op::Kind::transpose, 0, false, 1},
 };
 
 void require(bool condition, std::string_view name, const char* what) {
@@ -202,7 +204,8 @@ void validate(std::string_view name, const Op& op) {
       require(side(n[2]) && side(n[3]), name, "size out of range");
       break;
     case Op::Kind::mirror_x:
-    case Op::Kind::mirror_y: break;
+    case Op::Kind::mirror_y:
+    case Op::Kind::transpose: break;
     case Op::Kind::adjust:
       require(adjustment(n[0], n[1]), name, "unknown step or amount out of range");
       break;

@@ -40,7 +40,8 @@ struct Step {
     auto_contrast,
     equalize,
     affine,
-    erase
+    erase,
+    transpose
   };
   Kind kind;
   int width = 0, height = 0;  // of the image after this step
@@ -61,9 +62,9 @@ struct Step {
 };
 
 constexpr std::string_view kStepNames[] = {
-    "crop",       "resize",   "flip_x",        "flip_y",   "pad",       "gray",
-    "brightness", "contrast", "saturation",    "hue",      "sharpness", "invert",
-    "posterize",  "solarize", "auto_contrast", "equalize", "affine",    "erase"};
+    "crop",          "resize",     "flip_x", "flip_y",    "pad",      "gray",      "brightness",
+    "contrast",      "saturation", "hue",    "sharpness", "invert",   "posterize", "solarize",
+    "auto_contrast", "equalize",   "affine", "erase",     "transpose"};
 
 constexpr int kMaxSteps = 32;
 
@@ -96,7 +97,8 @@ struct Op {
     random_erasing,
     crop,
     mirror_x,
-    mirror_y
+    mirror_y,
+    transpose
   };
   Kind kind;
   std::vector<double> numbers;

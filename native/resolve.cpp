@@ -50,6 +50,7 @@ bool Resolver::apply(const Op& op) {
     case Op::Kind::crop: return crop(integer(n[0]), integer(n[1]), integer(n[2]), integer(n[3]));
     case Op::Kind::mirror_x: return simple(Step::Kind::flip_x);
     case Op::Kind::mirror_y: return simple(Step::Kind::flip_y);
+    case Op::Kind::transpose: return add(Step::Kind::transpose, height_, width_) != nullptr;
   }
   return false;
 }

@@ -266,7 +266,8 @@ void add_augmentation(Plan& plan, Random& random) {
   const double filter = 2 * double(random.below(3)), version = number(1, 2), drawn = number(0, 1);
   const double degrees = number(0, 400), nan = std::nan("");
   std::vector<double> numbers;
-  switch (random.below(8)) {
+  switch (random.below(9)) {
+    case 8: plan.add("transpose", {}); break;
     case 6: plan.add("adjust", std::vector<double>{number(6, 15), number(1, 8)}); break;
     case 7:
       numbers = {number(1, 99), number(1, 99)};

@@ -9,14 +9,15 @@ from typing import Any
 
 import PIL
 import torch
-from PIL import Image, ImageFile, JpegImagePlugin
+from PIL import Image, ImageEnhance, ImageFile, ImageOps, JpegImagePlugin
 from torch.utils.data._utils import collate
 
 from stoker.genuine import Watch
 from stoker.plan import FILTERS
 from stoker.proof import pass_order, small_files
 from stoker.stock import surroundings
-from stoker.trace.image import LazyImage, LazyJpegImageFile
+from stoker.trace import functions, hooks
+from stoker.trace.image import LazyImage
 from stoker.trace.node import Tracing
 from stoker.trace.scope import IMAGES, Scope, recording
 
@@ -26,7 +27,9 @@ def _watch() -> Watch:
     watch = Watch([PIL])
     ours = [name for name in vars(LazyImage) if name in vars(Image.Image)]
     watch.functions(Image.Image, [*ours, "_new", "tobytes", "frombytes", "getim"])
-    watch.functions(Image, ["open", "frombytes", "_decompression_bomb_check", "new"])
+    watch.functions(Image, ["open", "frombytes", "_decompression_bomb_check", "new", "blend"])
+    watch.functions(ImageEnhance, functions.ENHANCERS)
+    watch.functions(ImageOps, functions.IMAGE_OPS)
     watch.functions(ImageFile.ImageFile, ["load", "load_prepare", "load_end", "__init__"])
     watch.functions(JpegImagePlugin.JpegImageFile, ["load", "load_read", "draft", "_open"])
     return watch
@@ -83,9 +86,8 @@ def _difference() -> str | None:
     for data in small_files():
         stock = [image.tobytes() for image in _results(Image.open(io.BytesIO(data)))]
         scope = Scope(IMAGES, set())
-        with recording(scope):
+        with hooks.installed(), recording(scope):
             image = Image.open(io.BytesIO(data))
-            image.__class__ = LazyJpegImageFile
             lazy = [result.tobytes() for result in _results(image)]
         if scope.counts.pixels != len(lazy) or scope.counts.declined:
             return "images that should be lazy are not"
@@ -106,8 +108,32 @@ def _results(image: Any) -> list[Any]:
         results.append(color.crop(box).resize(sizes[place % 3], filter_))
         results.append(image.resize(sizes[(place + 1) % 3], filter_))
     small = color.resize((24, 24))
-    turns = [small.transpose(Image.Transpose(method)) for method in (0, 1, 3)]
-    results += [turned.crop((2, 3, 20, 19)) for turned in turns]
+    results += [image.resize((24, 23)).transpose(turn) for turn in Image.Transpose]
+    results += [small.transpose(turn).crop((2, 3, 20, 19)) for turn in Image.Transpose]
     gray = image.convert("L")
     results += [gray, gray.resize((25, 13)), gray.convert("RGB").crop(box)]
+    for one in (small, gray.resize((24, 23))):
+        results += _recoloured(one) + _moved(one)
+    return results
+
+
+def _recoloured(image: Any) -> list[Any]:
+    enhancers = [getattr(ImageEnhance, name)(image) for name in functions.ENHANCERS]
+    if image.mode == "L":
+        enhancers = [one for one in enhancers if one.degenerate is not one.image]
+    results = [one.enhance(factor) for one in enhancers for factor in (0.0, 0.6, 1.7)]
+    results += [one.degenerate for one in enhancers]
+    results += [ImageOps.autocontrast(image), ImageOps.equalize(image), ImageOps.invert(image)]
+    return [*results, ImageOps.posterize(image, 3), ImageOps.solarize(image, 97)]
+
+
+def _moved(image: Any) -> list[Any]:
+    fill = (7, 8, 9) if image.mode == "RGB" else 7
+    results = [ImageOps.expand(image, 3), ImageOps.expand(image, (1, 2, 3, 4), fill)]
+    for number in (0, 2, 3):
+        filter_ = Image.Resampling(number)
+        results += [image.rotate(20, filter_, fillcolor=fill), image.rotate(-77, filter_, True)]
+        matrix = (0.9, 0.2, -2.3, -0.1, 1.2, 1.7)
+        results.append(image.transform((26, 21), Image.Transform.AFFINE, matrix, filter_))
+        results.append(image.transform((20, 20), Image.Transform.AFFINE, (0.7, 0, 1, 0, 1.3, 2)))
     return results

@@ -14,12 +14,14 @@ Note [One funnel]
 from __future__ import annotations
 
 import io
+import math
 import os
 import weakref
 from typing import Any
 
 from PIL import Image, ImageFile, JpegImagePlugin
 
+from stoker.augmentations import ADJUSTMENTS, AFFINE_FILTERS
 from stoker.engine import OPERATIONS, Code, native_image, run_recorded
 from stoker.plan import FILTERS
 from stoker.trace.node import MODES, Node, Source, Tracing, identity_of
@@ -32,12 +34,28 @@ _LARGEST_SIDE, _LARGEST_AREA = 1 << 20, 1 << 28
 _FILTERS = {
     int(getattr(Image.Resampling, name.upper())): float(place) for place, name in enumerate(FILTERS)
 }
-_CROP, _RESIZE, _GRAY = OPERATIONS["crop"], OPERATIONS["resize"], OPERATIONS["gray"]
-_TRANSPOSES: dict[int, Code] = {
-    int(Image.Transpose.FLIP_LEFT_RIGHT): (OPERATIONS["mirror_x"],),
-    int(Image.Transpose.FLIP_TOP_BOTTOM): (OPERATIONS["mirror_y"],),
-    int(Image.Transpose.ROTATE_180): (OPERATIONS["mirror_x"], OPERATIONS["mirror_y"]),
+_AFFINE_FILTERS = {
+    int(getattr(Image.Resampling, name.upper())): float(number)
+    for name, number in AFFINE_FILTERS.items()
 }
+_CROP, _RESIZE, _GRAY = OPERATIONS["crop"], OPERATIONS["resize"], OPERATIONS["gray"]
+_PAD, _ADJUST, _AFFINE = OPERATIONS["pad"], OPERATIONS["adjust"], OPERATIONS["affine"]
+_MIRROR_X, _MIRROR_Y = OPERATIONS["mirror_x"], OPERATIONS["mirror_y"]
+_TURN = OPERATIONS["transpose"]
+_TRANSPOSES: dict[int, Code] = {
+    int(Image.Transpose.FLIP_LEFT_RIGHT): (_MIRROR_X,),
+    int(Image.Transpose.FLIP_TOP_BOTTOM): (_MIRROR_Y,),
+    int(Image.Transpose.ROTATE_180): (_MIRROR_X, _MIRROR_Y),
+    int(Image.Transpose.TRANSPOSE): (_TURN,),
+    int(Image.Transpose.ROTATE_90): (_TURN, _MIRROR_Y),
+    int(Image.Transpose.ROTATE_270): (_TURN, _MIRROR_X),
+    int(Image.Transpose.TRANSVERSE): (_TURN, _MIRROR_X, _MIRROR_Y),
+}
+_MOST_AMOUNT = 1e6
+"""Of factors and of numbers in matrices; beyond are overflows of Pillow's."""
+
+PAD_MODES = {"constant": 0.0, "edge": 1.0, "reflect": 2.0, "symmetric": 3.0}
+"""torchvision's padding modes, and their numbers in the native core."""
 
 
 class LazyImage(Image.Image):
@@ -121,11 +139,13 @@ class LazyImage(Image.Image):
             node.steps + steps,
             changes.get("mode", node.mode),
             size,
-            changes.get("resized", node.resized),
         )
-        return LazyImage.of(new, self._copied_info(), scope)
+        return LazyImage.of(
+            new, changes["info"] if "info" in changes else self.copied_info(), scope
+        )
 
-    def _copied_info(self) -> dict[Any, Any]:
+    def copied_info(self) -> dict[Any, Any]:
+        """What the result of an operation has as its info."""
         return {k: v.copy() if isinstance(v, list) else v for k, v in self.info.items()}
 
     def load(self) -> Any:
@@ -170,9 +190,7 @@ class LazyImage(Image.Image):
                 pass
             elif not mode or mode == node.mode:
                 lazy = self._record((), self._size, 0)
-            elif not node.resized:
-                # After a resize the pixels are kept: image enhancers make a gray copy of an image
-                # and go on with the image itself.
+            else:
                 code = (_GRAY,) if mode == "L" else ()
                 lazy = self._record(code, self._size, mode=mode)
         return self.made("convert").convert(mode, *args, **options) if lazy is None else lazy
@@ -211,16 +229,126 @@ class LazyImage(Image.Image):
             if wanted == self._size:
                 return self.copy()
             code = (_RESIZE, 2.0, float(size[1]), float(size[0]), 0.0, _FILTERS[int(chosen)])
-            lazy = self._record(code, wanted, resized=True)
+            lazy = self._record(code, wanted)
             if lazy is not None:
                 return lazy
         return self.made("resize").resize(size, resample, box, reducing_gap)
 
     def transpose(self, method: Any) -> Any:
-        """Pillow's; flips and the half turn recorded."""
+        """Pillow's, recorded."""
         code = _TRANSPOSES.get(method) if isinstance(method, int) else None
-        lazy = None if code is None else self._record(code, self._size, len(code))
+        lazy = None
+        if code is not None:
+            width, height = self._size
+            size = (height, width) if _TURN in code else (width, height)
+            lazy = self._record(code, size, len(code))
         return self.made("transpose").transpose(method) if lazy is None else lazy
+
+    def transform(
+        self,
+        size: Any,
+        method: Any,
+        data: Any = None,
+        resample: Any = Image.Resampling.NEAREST,
+        fill: Any = 1,
+        fillcolor: Any = None,
+    ) -> Any:
+        """Pillow's; of affine ones recorded."""
+        color = self.color(0 if fillcolor is None else fillcolor)
+        if (
+            isinstance(method, int)
+            and method == Image.Transform.AFFINE
+            and isinstance(resample, int)
+            and resample in _AFFINE_FILTERS
+            and color is not None
+            and type(size) in (tuple, list)
+            and len(size) == 2
+            and all(type(side) is int for side in size)
+            and type(data) in (tuple, list)
+            and len(data) >= 6
+            and all(_is_number(x) for x in data[:6])
+        ):
+            matrix = map(float, data[:6])
+            sizes = map(float, size)
+            code = (_AFFINE, *sizes, *matrix, _AFFINE_FILTERS[int(resample)], *color)
+            lazy = self._record(code, tuple(size))
+            if lazy is not None:
+                return lazy
+        made = self.made("transform")
+        return made.transform(size, method, data, resample, fill, fillcolor)
+
+    def color(self, color: Any) -> tuple[float, float, float] | None:
+        """Red, green and blue of what Pillow makes of a fill; None where it is another's matter."""
+        if self._mode == "RGB" and type(color) is int and color == 0:
+            color = (0, 0, 0)
+        if self._mode == "L":
+            if type(color) is tuple and len(color) == 1:
+                color = color[0]
+            color = (color,) * 3
+        if type(color) is not tuple or len(color) != 3:
+            return None
+        if not all(type(x) is int and 0 <= x <= 255 for x in color):
+            return None
+        return float(color[0]), float(color[1]), float(color[2])
+
+    def adjusted(self, kind: str, amount: float = 0.0, **changes: Any) -> LazyImage | None:
+        """This image with changed colours, see `stoker.augmentations.Adjust`, or None."""
+        if not _is_number(amount):
+            return None
+        code = _ADJUST, float(ADJUSTMENTS[kind]), float(amount)
+        lazy: LazyImage | None = self._record(code, self._size, **changes)
+        return lazy
+
+    def blended(self, degenerate: LazyImage, alpha: Any) -> LazyImage | None:
+        """``Image.blend(degenerate, self, alpha)``, or None.
+
+        Of an image and its adjustment by the factor 0, this is the one by ``alpha``.
+        """
+        node: Node = self.__dict__["_node"]
+        other: Node = degenerate.__dict__["_node"]
+        if node.source is not other.source or node.mode != other.mode or not _is_number(alpha):
+            return None
+        if node.code != other.code[: len(node.code)]:
+            return None
+        info, rest = degenerate.copied_info(), other.code[len(node.code) :]
+        if not rest or (alpha == 1.0 and node.size == other.size):
+            unchanged: LazyImage | None = self._record((), self._size, 0, info=info)
+            return unchanged
+        for kind in ("brightness", "contrast", "saturation", "sharpness"):
+            if rest == (_ADJUST, float(ADJUSTMENTS[kind]), 0.0):
+                return self.adjusted(kind, alpha, info=info)
+        return None
+
+    def gray(self) -> LazyImage | None:
+        """Its luma in each of three channels, without its info, or None."""
+        lazy: LazyImage | None = self._record((_GRAY,), self._size, mode="RGB", info={})
+        return lazy
+
+    def padded(self, sides: Any, mode: str, color: Any = 0) -> LazyImage | None:
+        """This image with a border around it and without its info, or None.
+
+        Args:
+            sides: pixels on the left, at the top, on the right, at the bottom.
+            mode: one of `PAD_MODES`.
+            color: of a constant border.
+        """
+        fill, (width, height) = self.color(color), self._size
+        if fill is None or not all(type(x) is int and 0 <= x <= _LARGEST_SIDE for x in sides):
+            return None
+        left, top, right, bottom = sides
+        if mode in ("reflect", "symmetric"):
+            # numpy repeats reflections of reflections by rules of its own.
+            missing = 1 if mode == "reflect" else 0
+            if max(left, right) > width - missing or max(top, bottom) > height - missing:
+                return None
+        code = (_PAD, *map(float, sides), PAD_MODES[mode], *fill)
+        size = left + width + right, top + height + bottom
+        lazy: LazyImage | None = self._record(code, size, info={})
+        return lazy
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.fabs(value) < _MOST_AMOUNT
 
 
 class LazyAccess:
@@ -402,9 +530,33 @@ class LazyJpegImageFile(JpegImagePlugin.JpegImageFile):
         return lazy.resize(size, resample, box)
 
     def transpose(self, method: Any) -> Any:
-        """Pillow's; flips and the half turn recorded."""
+        """Pillow's, recorded."""
         lazy = self._lazy()
         return super().transpose(method) if lazy is None else lazy.transpose(method)
+
+    def transform(
+        self,
+        size: Any,
+        method: Any,
+        data: Any = None,
+        resample: Any = Image.Resampling.NEAREST,
+        fill: Any = 1,
+        fillcolor: Any = None,
+    ) -> Any:
+        """Pillow's; of affine ones recorded."""
+        lazy = None
+        if isinstance(method, int) and method == Image.Transform.AFFINE:
+            lazy = self._lazy()
+        if lazy is None:
+            return super().transform(size, method, data, resample, fill, fillcolor)
+        return lazy.transform(size, method, data, resample, fill, fillcolor)
+
+
+def lazy(image: Any) -> LazyImage | None:
+    """``image`` as one that records; None where it must be real."""
+    if type(image) is LazyImage:
+        return image
+    return image._lazy() if type(image) is LazyJpegImageFile else None
 
 
 def _source(image: LazyJpegImageFile, scope: Scope) -> Source | None:
