@@ -140,7 +140,9 @@ def _pad(img: Any, padding: Any, fill: Any = 0, padding_mode: Any = "constant") 
     if sides is None or padding_mode not in PAD_MODES or padding_mode == "constant":
         return None  # a constant border is `ImageOps.expand`
     recorded = lazy(img)
-    return None if recorded is None else recorded.padded(sides, padding_mode)
+    if recorded is None or recorded.mode != "RGB":
+        return None  # a gray image made from an array shares its memory and is read-only
+    return recorded.padded(sides, padding_mode)
 
 
 IMAGE_OPS: dict[str, Function] = {
