@@ -107,6 +107,11 @@ def _padded(image: Any, draw: Draw) -> Any:
     return F.pad(image, _sides(draw, min(most, 20)), fill, mode)
 
 
+def _solarized(image: Any, draw: Draw) -> Any:
+    threshold: Any = draw.choice([0, 256, draw.randrange(256), draw.uniform(0, 256)])
+    return ImageOps.solarize(image, threshold)
+
+
 def _hue(image: Any, draw: Draw) -> Any:
     return F.adjust_hue(image, draw.choice([0.0, 0.5, -0.5, draw.uniform(-0.5, 0.5)]))
 
@@ -117,9 +122,7 @@ OPERATIONS: dict[str, Callable[[Any, Draw], Any]] = {
     "equalize": lambda image, _: ImageOps.equalize(image),
     "invert": lambda image, _: ImageOps.invert(image),
     "posterize": lambda image, draw: ImageOps.posterize(image, draw.randrange(1, 9)),
-    "solarize": lambda image, draw: ImageOps.solarize(
-        image, draw.choice([0, 256, draw.randrange(256), draw.uniform(0, 256)])
-    ),
+    "solarize": _solarized,
     "hue": _hue,
     "hue of v2": lambda image, draw: v2.functional.adjust_hue(image, draw.uniform(-0.5, 0.5)),
     "grayscale": lambda image, draw: F.to_grayscale(image, draw.choice([1, 3])),
@@ -206,7 +209,7 @@ ODD: dict[str, Callable[[Any], Any]] = {
     "cutoff": lambda i: ImageOps.autocontrast(i, 2),
     "ignored": lambda i: ImageOps.autocontrast(i, ignore=3),
     "tone": lambda i: ImageOps.autocontrast(i, preserve_tone=True),
-    "mask": lambda i: ImageOps.equalize(i, Image.new("1", i.size, 1)),
+    "mask": lambda i: ImageOps.equalize(i, _lower_half(i.size)),
     "no bits": lambda i: ImageOps.posterize(i, 0),
     "half a bit": lambda i: ImageOps.posterize(i, 2.5),  # type: ignore[arg-type]
     "no threshold": lambda i: ImageOps.solarize(i, float("nan")),  # type: ignore[arg-type]
@@ -225,6 +228,7 @@ ODD: dict[str, Callable[[Any], Any]] = {
     ),
     "blend of two sizes": lambda i: Image.blend(i, i.crop((0, 0, 9, 9)), 0.3),
     "blend of two modes": lambda i: Image.blend(i, i.convert("L"), 0.3),
+    "blend with colours": lambda i: Image.blend(i, i.convert("RGB"), 0.3),
     "border by name": lambda i: ImageOps.expand(i, 3, "red"),
     "negative border": lambda i: ImageOps.expand(i, (-3, 2)),
     "border of three": lambda i: ImageOps.expand(i, (3, 2, 1)),
@@ -232,8 +236,9 @@ ODD: dict[str, Callable[[Any], Any]] = {
     "number as fill": lambda i: ImageOps.expand(i, 2, 300),
     "negative padding": lambda i: F.pad(i, [-3, 2, 4, 1], padding_mode="edge"),
     "repeated reflections": lambda i: F.pad(i, [300, 2, 4, 1], padding_mode="reflect"),
-    "padding of floats": lambda i: on_images.pad(i, 2.5, padding_mode="edge"),  # type: ignore[arg-type]
-    "unknown padding": lambda i: on_images.pad(i, 2, padding_mode="what"),  # type: ignore[arg-type]
+    "reflection of the edge": lambda i: F.pad(i, [i.width, 0, 0, 0], padding_mode="reflect"),
+    "padding of floats": lambda i: on_images.pad(i, 2.5, padding_mode="edge"),
+    "unknown padding": lambda i: on_images.pad(i, 2, padding_mode="what"),
     "hue out of range": lambda i: F.adjust_hue(i, 0.7),
     "two channels": lambda i: F.to_grayscale(i, 2),
     "fill by name": lambda i: i.rotate(12, fillcolor="red"),
@@ -253,6 +258,10 @@ ODD: dict[str, Callable[[Any], Any]] = {
     "no size": lambda i: i.transform((0, 20), Image.Transform.AFFINE, (1, 0, 3, 0, 1, 2)),
     "info": lambda i: (_with_info(i), ImageOps.expand(_with_info(i), 2), _colour_of(_with_info(i))),
 }
+
+
+def _lower_half(size: tuple[int, int]) -> Image.Image:
+    return Image.linear_gradient("L").resize(size).convert("1", dither=Image.Dither.NONE)
 
 
 def _with_info(image: Any) -> Any:
