@@ -189,35 +189,53 @@ void bind_random(nb::module_& module) {
       });
 }
 
+// Ascending, from the beginning of what they divide to its end at most.
+void require_offsets(const Offsets& offsets, size_t size) {
+  if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
+  const uint64_t* o = offsets.data();
+  for (size_t i = 0; i + 1 < offsets.size(); i++)
+    if (o[i] > o[i + 1]) throw nb::value_error("offsets must not descend");
+  if (o[offsets.size() - 1] > size)
+    throw nb::value_error("offsets must lie inside of what they divide");
+}
+
 void bind_engine(nb::module_& module) {
   nb::class_<Files>(module, "Files")
       .def(
           "__init__",
           [](Files* self, const nb::bytes& root, const Bytes1d& names, const Offsets& offsets,
              std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright,
-             const std::optional<Identities>& identities) {
+             const std::optional<Identities>& identities, const std::optional<Bytes1d>& contents,
+             const std::optional<Offsets>& content_offsets) {
             if (identities && identities->shape(0) + 1 != offsets.size())
               throw nb::value_error("one identity per file");
-            if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
-            const uint64_t* o = offsets.data();
-            for (size_t i = 0; i + 1 < offsets.size(); i++)
-              if (o[i] > o[i + 1]) throw nb::value_error("offsets must not descend");
-            if (o[offsets.size() - 1] > names.size())
-              throw nb::value_error("offsets must lie inside names");
+            require_offsets(offsets, names.size());
+            if (contents.has_value() != content_offsets.has_value())
+              throw nb::value_error("contents and their offsets belong together");
+            if (contents) {
+              if (content_offsets->size() != offsets.size())
+                throw nb::value_error("one content per file");
+              require_offsets(*content_offsets, contents->size());
+            }
             new (self) Files();
             const char* text = static_cast<const char*>(root.data());
             self->root.assign(text, text + root.size());
             self->names = reinterpret_cast<const char*>(names.data());
-            self->offsets = o;
+            self->offsets = offsets.data();
             self->count = static_cast<int64_t>(offsets.size()) - 1;
             if (max_bytes) self->max_bytes = *max_bytes;
             if (max_pixels) self->max_pixels = *max_pixels;
             self->upright = upright;
             if (identities) self->identities = identities->data();
+            if (contents) {
+              self->contents = contents->data();
+              self->content_offsets = content_offsets->data();
+            }
           },
           "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
-          "upright"_a, "identities"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-          nb::keep_alive<1, 8>());
+          "upright"_a, "identities"_a = nb::none(), "contents"_a = nb::none(),
+          "content_offsets"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+          nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>());
   module.def(
       "image_size",
       [](const Files& files, int64_t row) -> std::optional<std::pair<int, int>> {

@@ -312,6 +312,11 @@ class InMemory(ImageDataset):
         return Image.open(io.BytesIO(data)).convert("RGB")
 
 
+class PartlyInMemory(InMemory):
+    def image(self, index: int) -> Any:
+        return super().image(index) if index % 3 else ImageDataset.image(self, index)
+
+
 class FromTemporaryFiles(ImageDataset):
     def image(self, index: int) -> Any:
         with tempfile.NamedTemporaryFile(suffix=".jpg") as file:
@@ -364,7 +369,8 @@ KINDS: dict[str, tuple[Callable[[Path, Any], Any], dict[str, Any], str]] = {
     "mask": (Masked, {}, "recorded"),
     "cached images": (Cached, {}, ""),
     "cached tensors": (CachedTensors, {}, "materialised"),
-    "in memory": (InMemory, {}, "materialised"),
+    "in memory": (InMemory, {}, "recorded"),
+    "partly in memory": (PartlyInMemory, {}, "recorded"),
     "temporary files": (FromTemporaryFiles, {}, ""),
     "some values": (SometimesValues, {}, "recorded"),
     "arrays": (Images, {}, "materialised"),
@@ -400,10 +406,24 @@ def test_kinds_of_datasets_and_collating(name: str, chain: str, folder: Path) ->
     assert not tier or loader.explain().tier == tier
 
 
-@pytest.mark.parametrize("name", ["mask", "two views", "in memory", "IterableDataset", "mixup"])
+@pytest.mark.parametrize(
+    "name", ["mask", "two views", "in memory", "partly in memory", "IterableDataset", "mixup"]
+)
 def test_kinds_on_the_calling_thread(name: str, folder: Path) -> None:
     make, options, _ = KINDS[name]
     same(make(folder, v1.Compose(CHAINS["v2 train"])), **options, num_workers=0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_in_memory_cross_where_they_are_smaller_than_their_tensors(
+    workers: int, folder: Path
+) -> None:
+    pixels = v1.Compose([v1.Resize((60, 60)), v1.PILToTensor()])
+    facts = same(InMemory(folder, pixels), num_workers=workers).explain().facts
+    assert facts["samples"] == "20 recorded"
+    few = v1.Compose([v1.Resize((12, 12)), v1.PILToTensor()])
+    facts = same(InMemory(folder, few), num_workers=workers).explain().facts
+    assert ("recorded" in facts["samples"]) == (workers == 0)
 
 
 def test_a_torchvision_folder(folder: Path, tmp_path: Path) -> None:
@@ -490,6 +510,10 @@ class NextOnError(ImageDataset):
             return self[(index + 1) % len(self)]
 
 
+class NextInMemoryOnError(InMemory, NextOnError):
+    pass
+
+
 class BareHandler(ImageDataset):
     def __getitem__(self, index: int) -> Any:
         try:
@@ -501,7 +525,9 @@ class BareHandler(ImageDataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", [truncated, without_table])
-@pytest.mark.parametrize("kind", [ImageDataset, NarrowHandler, NextOnError, BareHandler])
+@pytest.mark.parametrize(
+    "kind", [ImageDataset, NarrowHandler, NextOnError, BareHandler, InMemory, NextInMemoryOnError]
+)
 def test_broken_files(kind: Any, how: Any, workers: int, folder: Path, tmp_path: Path) -> None:
     root = broken(folder, tmp_path, how, [3, 11, 12])
     same(kind(root, v1.Compose(CHAINS["v1 train"])), num_workers=workers)

@@ -312,6 +312,8 @@ def native_files(
     max_pixels: int | None,
     upright: bool,
     identities: NDArray[np.int64] | None = None,
+    contents: NDArray[np.uint8] | None = None,
+    content_offsets: NDArray[np.uint64] | None = None,
 ) -> _native.Files:
     """The native view of a path table; keeps the arrays alive, copies nothing.
 
@@ -324,9 +326,20 @@ def native_files(
         upright: images that EXIF turns are declined.
         identities: of shape (files, 4): device, inode, size and time of change in ns that a file
             must have.
+        contents: bytes of files that are in memory.
+        content_offsets: where each file begins in ``contents``, and where the last ends; files
+            without any are read from their paths.
     """
     return _native.Files(
-        os.fsencode(root), names, offsets, max_bytes, max_pixels, upright, identities
+        os.fsencode(root),
+        names,
+        offsets,
+        max_bytes,
+        max_pixels,
+        upright,
+        identities,
+        contents,
+        content_offsets,
     )
 
 
