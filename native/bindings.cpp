@@ -125,7 +125,7 @@ void bind_plan(nb::module_& module) {
           item["mode"] = modes[static_cast<int>(step.mode)];
           item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
           item["amount"] = step.amount;
-          const double (&m)[6] = step.matrix;
+          const double (&m)[8] = step.matrix;
           item["matrix"] = nb::make_tuple(m[0], m[1], m[2], m[3], m[4], m[5]);
           item["erased_size"] = nb::make_tuple(step.erased_height, step.erased_width);
           list.append(item);

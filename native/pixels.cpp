@@ -67,7 +67,8 @@ Rect source_region(const Step& step, int width, int height, const Rect& wanted) 
     case Step::Kind::contrast:
     case Step::Kind::auto_contrast:
     case Step::Kind::equalize:
-    case Step::Kind::affine: return whole;
+    case Step::Kind::affine:
+    case Step::Kind::perspective: return whole;
     default: return wanted;
   }
 }

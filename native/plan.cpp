@@ -46,6 +46,7 @@ namespace {
 //   crop                 x, y, width, height; may lie outside of the image, where pixels are 0
 //   mirror_x, mirror_y   -
 //   transpose            -; rows become columns
+//   perspective          width, height, matrix x 8, filter, fill x 3; see Step
 //
 // An operation is its place in enum Operation. A magnitude that is NaN is that of `index` of `bins`
 // between 0 and 150 / 331 of the image's width or height, which the operation translates by.
@@ -82,6 +83,7 @@ constexpr Description kDescriptions[] = {
     {"mirror_x", Op::Kind::mirror_x, 0, false, 1},
     {"mirror_y", Op::Kind::mirror_y, 0, false, 1},
     {"transpose", Op::Kind::transpose, 0, false, 1},
+    {"perspective", Op::Kind::perspective, 14, false, 1},
 };
 
 void require(bool condition, std::string_view name, const char* what) {
@@ -213,6 +215,11 @@ void validate(std::string_view name, const Op& op) {
       require(side(n[0]) && side(n[1]), name, "size out of range");
       require(finite(n + 2, n + 8), name, "matrix not finite");
       require(sampling(n + 8), name, "filter or fill out of range");
+      break;
+    case Op::Kind::perspective:
+      require(side(n[0]) && side(n[1]), name, "size out of range");
+      require(finite(n + 2, n + 10), name, "matrix not finite");
+      require(sampling(n + 10), name, "filter or fill out of range");
       break;
     case Op::Kind::color_jitter:
       for (int i = 0; i < 4; ++i)

@@ -41,7 +41,8 @@ struct Step {
     equalize,
     affine,
     erase,
-    transpose
+    transpose,
+    perspective
   };
   Kind kind;
   int width = 0, height = 0;  // of the image after this step
@@ -54,17 +55,18 @@ struct Step {
                       // hue: added to Pillow's hue byte, modulo 256
                       // posterize: bits kept; solarize: the first value that is inverted
   // affine: the source of the centre of pixel (x, y) is (m0 X + m1 Y + m2, m3 X + m4 Y + m5) with
-  // X = x + 0.5 and Y = y + 0.5; outside of the image it is `fill`.
-  double matrix[6] = {0, 0, 0, 0, 0, 0};
+  // X = x + 0.5 and Y = y + 0.5; outside of the image it is `fill`. perspective: both are divided
+  // by m6 X + m7 Y + 1.
+  double matrix[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   Filter filter = Filter::bilinear;
   PadMode mode = PadMode::constant;
   uint8_t fill[3] = {0, 0, 0};
 };
 
 constexpr std::string_view kStepNames[] = {
-    "crop",          "resize",     "flip_x", "flip_y",    "pad",      "gray",      "brightness",
-    "contrast",      "saturation", "hue",    "sharpness", "invert",   "posterize", "solarize",
-    "auto_contrast", "equalize",   "affine", "erase",     "transpose"};
+    "crop",          "resize",     "flip_x", "flip_y",    "pad",       "gray",       "brightness",
+    "contrast",      "saturation", "hue",    "sharpness", "invert",    "posterize",  "solarize",
+    "auto_contrast", "equalize",   "affine", "erase",     "transpose", "perspective"};
 
 constexpr int kMaxSteps = 32;
 
@@ -98,7 +100,8 @@ struct Op {
     crop,
     mirror_x,
     mirror_y,
-    transpose
+    transpose,
+    perspective
   };
   Kind kind;
   std::vector<double> numbers;

@@ -40,6 +40,7 @@ bool Resolver::apply(const Op& op) {
       const double matrix[6] = {n[2], n[3], n[4], n[5], n[6], n[7]};
       return affine(matrix, integer(n[0]), integer(n[1]), sampling_of(n + 8));
     }
+    case Op::Kind::perspective: return perspective(n);
     case Op::Kind::color_jitter: return color_jitter(n);
     case Op::Kind::random_operation: return random_operation(n);
     case Op::Kind::augment: return augment(n);

@@ -18,8 +18,10 @@ from torchvision.transforms import _functional_pil as on_images
 
 from pictures import picture, save
 from stoker.trace import check, functions, hooks
+from stoker.trace import file as lazy_file
 from stoker.trace import image as lazy_image
 from stoker.trace.image import LazyImage
+from stoker.trace.node import Tracing
 from stoker.trace.scope import IMAGES, Scope, recording
 from tracing import canonical, lazily, outcome
 
@@ -89,6 +91,26 @@ def _affine_of_torchvision(image: Any, draw: Draw) -> Any:
     )
 
 
+def _perspective(image: Any, draw: Draw) -> Any:
+    width, height = image.size
+    corners = [[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]]
+    moved = [[x + draw.uniform(-9, 9), y + draw.uniform(-9, 9)] for x, y in corners]
+    if min(width, height) < 40:  # hardly any four corners of it make a perspective
+        coefficients = [draw.uniform(-1, 2) for _ in range(6)] + [draw.uniform(0, 0.01)] * 2
+        perspective: Any = draw.choice([2, Image.Transform.PERSPECTIVE])
+        chosen: Any = draw.choice([0, 2, 3])
+        return image.transform((21, 34), perspective, coefficients, chosen)
+    return F.perspective(
+        image,
+        corners,
+        moved,
+        draw.choice(
+            [InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC]
+        ),
+        [draw.randrange(256)],
+    )
+
+
 def _bordered(image: Any, draw: Draw) -> Any:
     border: Any = draw.choice([0, 4, (2, 5), (1, 0, 3, 6)])
     fill = _fill(image, draw) or 0
@@ -132,6 +154,7 @@ OPERATIONS: dict[str, Callable[[Any, Draw], Any]] = {
     "rotate": _rotated,
     "transform": _transformed,
     "affine": _affine_of_torchvision,
+    "perspective": _perspective,
     "transpose": lambda image, draw: image.transpose(draw.choice(list(Image.Transpose))),
     "transpose, crop": lambda image, draw: image.transpose(draw.choice(list(Image.Transpose))).crop(
         (1, 2, 30, 20)
@@ -246,7 +269,10 @@ ODD: dict[str, Callable[[Any], Any]] = {
     "other transforms": lambda i: (
         i.transform((30, 20), Image.Transform.EXTENT, (3, 3, 40, 40)),
         i.transform((30, 20), Image.Transform.QUAD, (0, 0, 3, 30, 30, 30, 33, 0)),
-        i.transform((30, 20), Image.Transform.PERSPECTIVE, (1, 0.1, 2, 0, 1, 1, 1e-3, 1e-3), 2),
+        i.transform((30, 20), Image.Transform.MESH, [((0, 0, 9, 9), (0, 0, 3, 30, 30, 30, 33, 0))]),
+    ),
+    "through infinity": lambda i: i.transform(
+        (30, 20), Image.Transform.PERSPECTIVE, (1, 0.1, 2, 0, 1, 1, -1 / 15.5, 1e-3), 2
     ),
     "far away": lambda i: i.transform((30, 20), Image.Transform.AFFINE, (1, 0, 1e9, 0, 1, 0)),
     "short matrix": lambda i: i.transform((30, 20), Image.Transform.AFFINE, (1, 0, 3, 0, 1)),
@@ -307,7 +333,7 @@ def test_an_enhancer_that_is_kept_outlives_the_batch(photos: list[Path]) -> None
     scope = Scope(IMAGES, set())
     with hooks.installed(), recording(scope):
         enhancer = ImageEnhance.Contrast(STARTS["RGB"](photos[-3]))
-        lazy_image.settle(scope)
+        lazy_file.settle(scope)
     assert canonical(enhancer.enhance(0.3)) == expected
     assert type(enhancer.degenerate) is Image.Image
 
@@ -343,6 +369,33 @@ def test_patches_prevent_tracing(owner: Any, name: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(owner, name, patch)
     assert check.patched() is not None
+
+
+def test_operations_that_pillow_does_otherwise_are_its_own(
+    photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert functions.unlike() == frozenset()
+    adjusted = LazyImage.adjusted
+
+    def other(image: Any, kind: str, amount: float = 0.0, **changes: Any) -> Any:
+        return adjusted(image, kind, amount + 1 if kind == "posterize" else amount, **changes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LazyImage, "adjusted", other)
+        assert functions.unlike.__wrapped__() == {"posterize"}
+
+    def code() -> Any:
+        image, other_image = STARTS["RGB"](photos[-3]), STARTS["RGB"](photos[-3])
+        return ImageOps.invert(image), ImageOps.posterize(image, 3), other_image.rotate(20)
+
+    monkeypatch.setattr(Tracing, "unlike", frozenset())  # put back
+    monkeypatch.setattr(functions, "unlike", lambda: frozenset(["posterize", "affine"]))
+    result, scope = lazily(code)
+    assert result == outcome(code)
+    lines = [line for line in scope.counts.lines if "in canonical" not in line]
+    assert len(lines) == 2  # the stock functions looked at pixels
+    assert "Image.point" in lines[0]
+    assert "transform" in lines[1]
 
 
 def test_a_function_of_another_kind_is_not_recorded(

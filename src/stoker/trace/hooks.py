@@ -20,7 +20,9 @@ from torch.utils.data._utils import collate
 
 from stoker.trace import functions
 from stoker.trace import tensor as deferred
-from stoker.trace.image import LazyImage, LazyJpegImageFile
+from stoker.trace.file import LazyJpegImageFile
+from stoker.trace.image import LazyImage
+from stoker.trace.node import Tracing
 from stoker.trace.scope import current
 from stoker.trace.tensor import DeferredTensor, Erasure, Promise
 
@@ -43,6 +45,7 @@ def _get(owner: Any, name: Any) -> Any:
 
 def _pillow() -> list[Hook]:
     """The registry entry by which `Image.open` finds the JPEG plugin; what looks at pixels."""
+    Tracing.unlike = functions.unlike()
     Image.preinit()
     stock, accept = Image.OPEN["JPEG"]
 

@@ -26,6 +26,9 @@ class Tracing:
     order = ""
     """Which pass of a resize runs first, one of `PASS_ORDERS`."""
 
+    unlike: frozenset[str] = frozenset()
+    """Operations that it does otherwise than the native engine."""
+
 
 class Source:
     """An encoded image that was opened: where its bytes are.

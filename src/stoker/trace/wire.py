@@ -24,8 +24,8 @@ from stoker.engine import Batch, Session, native_ending, native_files
 from stoker.fallback import Fallback
 from stoker.plan import Tail
 from stoker.slots import Slot, Slots
+from stoker.trace.file import settle as settle_images
 from stoker.trace.hooks import is_image
-from stoker.trace.image import settle as settle_images
 from stoker.trace.node import Tracing, identity_of
 from stoker.trace.scope import Scope
 from stoker.trace.tensor import DeferredTensor, Erasure, Promise, Stack, interleave, tail_of
