@@ -30,6 +30,11 @@ Draw = random.Random
 SIZES = [(1, 1), (2, 3), (3, 2), (7, 1), (40, 40), (61, 47), (130, 97)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def possible() -> None:
+    assert check.impossible() is None
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """JPEGs of odd sizes; a gray one; one of a single colour."""

@@ -23,6 +23,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from stoker.proof import small_files
 from stoker.trace.file import LazyJpegImageFile, lazy
 from stoker.trace.image import PAD_MODES, LazyImage
+from stoker.trace.node import Tracing
 from stoker.trace.scope import IMAGES, Scope, current, recording
 
 Function = Callable[..., Any]
@@ -248,6 +249,7 @@ def _agree(
     stock: Function, ours: Function, arguments: tuple[Any, ...], modes: tuple[str, ...]
 ) -> bool:
     """True where the pixels of a small image are the same, and were recorded."""
+    assert Tracing.order, "images are made before it was asked whether they can be"
     try:
         return all(_agrees(stock, ours, arguments, mode) for mode in modes)
     except Exception:  # noqa: BLE001  what is built otherwise may raise anything
