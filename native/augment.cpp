@@ -68,6 +68,12 @@ bool Resolver::perspective(const double* n) {
   return true;
 }
 
+bool Resolver::look_up(const double* tables) {
+  Step* step = add(Step::Kind::look_up, width_, height_);
+  if (step) step->tables = tables;
+  return step != nullptr;
+}
+
 // Image.rotate. center: x, y, or null for the middle.
 bool Resolver::rotate(double angle, bool expand, const double* center, const Sampling& sampling) {
   angle = std::fmod(angle, 360.0);

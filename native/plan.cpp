@@ -47,6 +47,8 @@ namespace {
 //   mirror_x, mirror_y   -
 //   transpose            -; rows become columns
 //   perspective          width, height, matrix x 8, filter, fill x 3; see Step
+//   look_up              the 256 bytes that replace each red, then each green, then each blue one;
+//                          six bytes in a number, the first one counts most
 //
 // An operation is its place in enum Operation. A magnitude that is NaN is that of `index` of `bins`
 // between 0 and 150 / 331 of the image's width or height, which the operation translates by.
@@ -84,6 +86,7 @@ constexpr Description kDescriptions[] = {
     {"mirror_y", Op::Kind::mirror_y, 0, false, 1},
     {"transpose", Op::Kind::transpose, 0, false, 1},
     {"perspective", Op::Kind::perspective, 14, false, 1},
+    {"look_up", Op::Kind::look_up, kTableNumbers, false, 1},
 };
 
 void require(bool condition, std::string_view name, const char* what) {
@@ -215,6 +218,11 @@ void validate(std::string_view name, const Op& op) {
       require(side(n[0]) && side(n[1]), name, "size out of range");
       require(finite(n + 2, n + 8), name, "matrix not finite");
       require(sampling(n + 8), name, "filter or fill out of range");
+      break;
+    case Op::Kind::look_up:
+      require(std::all_of(n, n + kTableNumbers,
+                          [](double v) { return whole(v, 0, 281474976710655.0); }),
+              name, "number out of range");
       break;
     case Op::Kind::perspective:
       require(side(n[0]) && side(n[1]), name, "size out of range");

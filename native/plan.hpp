@@ -42,7 +42,8 @@ struct Step {
     affine,
     erase,
     transpose,
-    perspective
+    perspective,
+    look_up
   };
   Kind kind;
   int width = 0, height = 0;  // of the image after this step
@@ -58,17 +59,20 @@ struct Step {
   // X = x + 0.5 and Y = y + 0.5; outside of the image it is `fill`. perspective: both are divided
   // by m6 X + m7 Y + 1.
   double matrix[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  // look_up: kTableNumbers numbers of the plan, see plan.cpp.
+  const double* tables = nullptr;
   Filter filter = Filter::bilinear;
   PadMode mode = PadMode::constant;
   uint8_t fill[3] = {0, 0, 0};
 };
 
 constexpr std::string_view kStepNames[] = {
-    "crop",          "resize",     "flip_x", "flip_y",    "pad",       "gray",       "brightness",
-    "contrast",      "saturation", "hue",    "sharpness", "invert",    "posterize",  "solarize",
-    "auto_contrast", "equalize",   "affine", "erase",     "transpose", "perspective"};
+    "crop",          "resize",     "flip_x", "flip_y",    "pad",       "gray",        "brightness",
+    "contrast",      "saturation", "hue",    "sharpness", "invert",    "posterize",   "solarize",
+    "auto_contrast", "equalize",   "affine", "erase",     "transpose", "perspective", "look_up"};
 
 constexpr int kMaxSteps = 32;
+constexpr int kTableNumbers = 128;  // of look_up
 
 struct Steps {
   int count = 0;
@@ -101,7 +105,8 @@ struct Op {
     mirror_x,
     mirror_y,
     transpose,
-    perspective
+    perspective,
+    look_up
   };
   Kind kind;
   std::vector<double> numbers;

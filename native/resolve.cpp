@@ -41,6 +41,7 @@ bool Resolver::apply(const Op& op) {
       return affine(matrix, integer(n[0]), integer(n[1]), sampling_of(n + 8));
     }
     case Op::Kind::perspective: return perspective(n);
+    case Op::Kind::look_up: return look_up(n);
     case Op::Kind::color_jitter: return color_jitter(n);
     case Op::Kind::random_operation: return random_operation(n);
     case Op::Kind::augment: return augment(n);

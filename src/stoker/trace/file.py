@@ -200,6 +200,11 @@ class LazyJpegImageFile(JpegImagePlugin.JpegImageFile):
         lazy = self._lazy()
         return super().transpose(method) if lazy is None else lazy.transpose(method)
 
+    def point(self, lut: Any, mode: Any = None) -> Any:
+        """Pillow's; tables of bytes recorded."""
+        lazy = None if mode is not None else self._lazy()
+        return super().point(lut, mode) if lazy is None else lazy.point(lut)
+
     def transform(
         self,
         size: Any,

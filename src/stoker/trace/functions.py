@@ -208,6 +208,10 @@ def _with_hue(image: Any, shift: int) -> Any:
     return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
 
 
+def _looked_up(image: Any, step: int) -> Any:
+    return image.point([i * step % 256 for i in range(256 * len(image.getbands()))])
+
+
 def _transformed(image: Any, *arguments: Any) -> Any:
     return image.transform(*arguments)
 
@@ -225,6 +229,7 @@ def unlike() -> frozenset[str]:
         ("invert", ImageOps.invert, _recolored("invert"), [()]),
         ("posterize", ImageOps.posterize, _recolored("posterize"), [(3,)]),
         ("solarize", ImageOps.solarize, _recolored("solarize"), [(97,), (99.5,)]),
+        ("look_up", _looked_up, _looked_up, [(1,), (7,)]),
         ("hue", _with_hue, _recolored("hue"), [(25,), (-90,)]),
     ]
     filters = Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC

@@ -37,6 +37,7 @@ _AFFINE_FILTERS = {
 }
 _CROP, _RESIZE, _GRAY = OPERATIONS["crop"], OPERATIONS["resize"], OPERATIONS["gray"]
 _PAD, _ADJUST = OPERATIONS["pad"], OPERATIONS["adjust"]
+_LOOK_UP = OPERATIONS["look_up"]
 _MIRROR_X, _MIRROR_Y = OPERATIONS["mirror_x"], OPERATIONS["mirror_y"]
 _TURN = OPERATIONS["transpose"]
 _TRANSPOSES: dict[int, Code] = {
@@ -293,6 +294,19 @@ class LazyImage(Image.Image):
         lazy: LazyImage | None = self._record(code, (width, height))
         return lazy
 
+    def point(self, lut: Any, mode: Any = None) -> Any:
+        """Pillow's; tables of bytes recorded."""
+        if callable(lut) and not isinstance(lut, Image.ImagePointHandler):
+            lut = [lut(i) for i in range(256)] * len(self.getbands())
+        table = None if mode is not None else _table(lut, len(self.getbands()))
+        if table is not None and "look_up" not in Tracing.unlike:
+            sixes = (table[i : i + 6] for i in range(0, len(table), 6))
+            code = (_LOOK_UP, *(float(int.from_bytes(six, "big")) for six in sixes))
+            lazy = self._record(code, self._size)
+            if lazy is not None:
+                return lazy
+        return self.made("point").point(lut, mode)
+
     def color(self, color: Any) -> tuple[float, float, float] | None:
         """Red, green and blue of what Pillow makes of a fill; None where it is another's matter."""
         if self._mode == "RGB" and type(color) is int and color == 0:
@@ -361,6 +375,15 @@ class LazyImage(Image.Image):
         size = left + width + right, top + height + bottom
         lazy: LazyImage | None = self._record(code, size, info={})
         return lazy
+
+
+def _table(lut: Any, bands: int) -> bytes | None:
+    """What replaces each byte of red, green and blue; None where that is Pillow's matter."""
+    if type(lut) not in (list, tuple) or len(lut) != 256 * bands:
+        return None
+    if not all(type(x) in (int, float) and -0.5 < x < 255.5 for x in lut):
+        return None
+    return bytes(map(round, lut)) * (3 // bands)
 
 
 def _is_number(value: Any) -> bool:
