@@ -601,14 +601,10 @@ def test_explain_shows_what_crossed_and_its_cost(folder: Path) -> None:
     assert facts["cost"].count("ms of CPU a sample") == 2
 
 
-def test_deferring_stops_where_it_is_of_no_use(folder: Path) -> None:
-    dataset = ImageDataset(folder, v1.Compose(CHAINS["lambda on tensors"]))
-    loader = stoker.DataLoader(dataset, 4, num_workers=1, persistent_workers=True)
-    for _ in range(4):
-        list(loader)
-    counts = loader._trace.counts
-    assert 16 <= counts.values < 40
-    assert counts.opened == 80
+def test_explain_names_colours(folder: Path) -> None:
+    chain = v1.Compose([v1.CenterCrop(20), v1.ColorJitter(brightness=(2, 2)), v1.ToTensor()])
+    facts = same(ImageDataset(folder, chain)).explain().facts
+    assert facts["recorded"] == "crop, brightness; to float32 3x20x20"
 
 
 def test_nothing_is_left_behind(folder: Path, request: pytest.FixtureRequest) -> None:

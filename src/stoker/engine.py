@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import _native
+from stoker.augmentations import ADJUSTMENTS
 from stoker.plan import Plan, Size, Tail
 
 STATUS_REASONS = {
@@ -55,16 +56,18 @@ def native_plan(plan: Plan) -> _native.Plan:
 OPERATIONS = {name: float(place) for place, (name, _) in enumerate(_native.operations())}
 """The first number of each operation in the code of a recorded sample; its own numbers follow."""
 
+_ADJUSTMENTS = {number: name for name, number in ADJUSTMENTS.items()}
+
 Code = tuple[float, ...]
 """The operations of a recorded sample, see native/plan.cpp."""
 
 
 def names_of(code: Code) -> list[str]:
-    """The operations of ``code``, by name."""
+    """The operations of ``code``, by name; adjustments by theirs."""
     known, names, at = _native.operations(), list[str](), 0
     while at < len(code):
         name, numbers = known[int(code[at])]
-        names.append(name)
+        names.append(_ADJUSTMENTS[int(code[at + 1])] if name == "adjust" else name)
         at += 1 + numbers
     return names
 
