@@ -261,12 +261,16 @@ def _agree(
         return False
 
 
+@lru_cache(maxsize=1)
+def _file() -> bytes:
+    return small_files()[0]
+
+
 def _agrees(stock: Function, ours: Function, arguments: tuple[Any, ...], mode: str) -> bool:
-    data = small_files()[0]
     with recording(None):
-        expected = stock(Image.open(io.BytesIO(data)).convert(mode), *arguments)
+        expected = stock(Image.open(io.BytesIO(_file())).convert(mode), *arguments)
     with recording(Scope(IMAGES, set())):
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(_file()))
         image.__class__ = LazyJpegImageFile
         result = ours(image.convert(mode), *arguments)
         return (
