@@ -209,6 +209,22 @@ def test_operations_are_recorded_and_exact(name: str, start: str, photos: list[P
             assert all("in canonical" in line for line in scope.counts.lines), scope.counts.lines
 
 
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_turned_photos_are_recorded(orientation: int, tmp_path: Path) -> None:
+    image = picture(90, 61, seed=orientation)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    path = save(tmp_path / "turned.jpg", image, exif=exif.tobytes(), quality=90)
+
+    def code() -> Any:
+        upright: Any = ImageOps.exif_transpose(Image.open(path))
+        return upright.convert("RGB").crop((5, 3, 50, 44)).resize((20, 30))
+
+    result, scope = lazily(code)
+    assert result == outcome(code)
+    assert (scope.counts.pixels, scope.counts.declined) == (1, 0)
+
+
 def test_chains_are_recorded_and_exact(photos: list[Path]) -> None:
     def chain(path: Path, drawing: int) -> Any:
         draw = random.Random(drawing)
