@@ -6,8 +6,10 @@ import contextlib
 import io
 import os
 import random
+import tarfile
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -309,6 +311,38 @@ class InMemory(ImageDataset):
         return Image.open(io.BytesIO(data)).convert("RGB")
 
 
+class FromZip(ImageDataset):
+    """From members of an archive, opened for each image."""
+
+    def __init__(self, root: Path, transform: Any = None) -> None:
+        super().__init__(root, transform)
+        self.archive = root / "images.zip"
+        if not self.archive.exists():
+            with zipfile.ZipFile(self.archive, "w", zipfile.ZIP_DEFLATED) as archive:
+                for name in self.names:
+                    archive.write(root / name, name)
+
+    def image(self, index: int) -> Any:
+        with zipfile.ZipFile(self.archive) as archive, archive.open(self.names[index]) as file:
+            return Image.open(file).convert("RGB")
+
+
+class FromTar(ImageDataset):
+    def __init__(self, root: Path, transform: Any = None) -> None:
+        super().__init__(root, transform)
+        self.archive = root / "images.tar"
+        if not self.archive.exists():
+            with tarfile.open(self.archive, "w") as archive:
+                for name in self.names:
+                    archive.add(root / name, name)
+
+    def image(self, index: int) -> Any:
+        with tarfile.open(self.archive) as archive:
+            file = archive.extractfile(self.names[index])
+            assert file is not None
+            return Image.open(file).convert("RGB")
+
+
 class PartlyInMemory(InMemory):
     def image(self, index: int) -> Any:
         return super().image(index) if index % 3 else ImageDataset.image(self, index)
@@ -368,6 +402,8 @@ KINDS: dict[str, tuple[Callable[[Path, Any], Any], dict[str, Any], str]] = {
     "cached tensors": (CachedTensors, {}, "materialised"),
     "in memory": (InMemory, {}, "recorded"),
     "partly in memory": (PartlyInMemory, {}, "recorded"),
+    "zip": (FromZip, {}, "recorded"),
+    "tar": (FromTar, {}, "recorded"),
     "temporary files": (FromTemporaryFiles, {}, ""),
     "some values": (SometimesValues, {}, "recorded"),
     "arrays": (Images, {}, "materialised"),
@@ -523,11 +559,34 @@ class BareHandler(ImageDataset):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("how", [truncated, without_table])
 @pytest.mark.parametrize(
-    "kind", [ImageDataset, NarrowHandler, NextOnError, BareHandler, InMemory, NextInMemoryOnError]
+    "kind",
+    [
+        ImageDataset,
+        NarrowHandler,
+        NextOnError,
+        BareHandler,
+        InMemory,
+        NextInMemoryOnError,
+        FromZip,
+        FromTar,
+    ],
 )
 def test_broken_files(kind: Any, how: Any, workers: int, folder: Path, tmp_path: Path) -> None:
     root = broken(folder, tmp_path, how, [3, 11, 12])
     same(kind(root, v1.Compose(CHAINS["v1 train"])), num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_archive(workers: int, folder: Path, tmp_path: Path) -> None:
+    root = broken(folder, tmp_path, bytes, [])
+    (root / "labels.txt").write_text((folder / "labels.txt").read_text())
+    with zipfile.ZipFile(root / "images.zip", "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(root.glob("*.jpg")):
+            archive.write(path, path.name)
+    data = bytearray((root / "images.zip").read_bytes())
+    data[len(data) // 2] ^= 255
+    (root / "images.zip").write_bytes(data)
+    same(FromZip(root, v1.Compose(CHAINS["v1 train"])), num_workers=workers)
 
 
 def test_broken_files_in_a_stream(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 import weakref
+import zipfile
 from typing import Any
 
 from PIL import Image, ImageFile, JpegImagePlugin
@@ -15,6 +17,7 @@ from stoker.trace.node import MODES, Node, Source, Tracing, identity_of
 from stoker.trace.scope import DECODE, IMAGES, Scope, current, note
 
 _END = b"\xff\xd9"
+_MEMBERS = zipfile.ZipExtFile, tarfile.ExFileObject
 
 
 class LazyAccess:
@@ -266,9 +269,18 @@ def _source(image: LazyJpegImageFile, scope: Scope) -> Source | None:
 
 def _bytes_source(image: LazyJpegImageFile) -> Source | None:
     fp: Any = image.fp
-    if type(fp) is not io.BytesIO:
+    if type(fp) is io.BytesIO:
+        data = fp.getvalue()
+    elif type(fp) in _MEMBERS:
+        place = fp.tell()
+        try:
+            fp.seek(0)
+            data = fp.read()
+        except Exception:  # noqa: BLE001  of a broken archive: Pillow meets it again, and raises it
+            data = b""
+        fp.seek(place)
+    else:
         return None
-    data = fp.getvalue()
     if data[-2:] != _END:
         return None
     fp.seek(0, os.SEEK_END)
