@@ -205,17 +205,16 @@ void bind_engine(nb::module_& module) {
           "__init__",
           [](Files* self, const nb::bytes& root, const Bytes1d& names, const Offsets& offsets,
              std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright,
-             const std::optional<Identities>& identities, const std::optional<Bytes1d>& contents,
-             const std::optional<Offsets>& content_offsets) {
+             const std::optional<Identities>& identities, const std::optional<Extents>& extents,
+             const std::optional<Contents>& contents) {
             if (identities && identities->shape(0) + 1 != offsets.size())
               throw nb::value_error("one identity per file");
             require_offsets(offsets, names.size());
-            if (contents.has_value() != content_offsets.has_value())
-              throw nb::value_error("contents and their offsets belong together");
             if (contents) {
-              if (content_offsets->size() != offsets.size())
+              const auto& [bytes, places] = *contents;
+              if (extents || places.size() != offsets.size())
                 throw nb::value_error("one content per file");
-              require_offsets(*content_offsets, contents->size());
+              require_offsets(places, bytes.size());
             }
             new (self) Files();
             const char* text = static_cast<const char*>(root.data());
@@ -228,13 +227,25 @@ void bind_engine(nb::module_& module) {
             self->upright = upright;
             if (identities) self->identities = identities->data();
             if (contents) {
-              self->contents = contents->data();
-              self->content_offsets = content_offsets->data();
+              self->contents = std::get<0>(*contents).data();
+              self->content_offsets = std::get<1>(*contents).data();
             }
+            if (!extents) return;
+            const auto& [shards, begins, lengths] = *extents;
+            if (begins.size() != shards.size() || lengths.size() != shards.size())
+              throw nb::value_error("one shard, begin and length per row");
+            for (size_t i = 0; i < shards.size(); i++)
+              if (shards.data()[i] + uint64_t{1} >= offsets.size() || begins.data()[i] < 0 ||
+                  lengths.data()[i] < 0)
+                throw nb::value_error("extents must lie inside of the shards");
+            self->shards = shards.data();
+            self->begins = begins.data();
+            self->lengths = lengths.data();
+            self->count = static_cast<int64_t>(shards.size());
           },
           "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
-          "upright"_a, "identities"_a = nb::none(), "contents"_a = nb::none(),
-          "content_offsets"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+          "upright"_a, "identities"_a = nb::none(), "extents"_a = nb::none(),
+          "contents"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
           nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>());
   module.def(
       "image_size",

@@ -30,6 +30,7 @@ def test_exported_names() -> None:
         "StokerWarning",
         "UnsupportedError",
         "__version__",
+        "open",
     ]
     assert all(hasattr(stoker, name) for name in stoker.__all__)
 

@@ -8,7 +8,7 @@ from stoker.errors import (
     UnsupportedError,
 )
 from stoker.loader import DataLoader
-from stoker.sources import ImageDataset, ImageFolder
+from stoker.sources import ImageDataset, ImageFolder, open
 
 __version__ = "0.1.0"
 
@@ -22,4 +22,5 @@ __all__ = [
     "StokerWarning",
     "UnsupportedError",
     "__version__",
+    "open",
 ]

@@ -335,8 +335,8 @@ def native_files(
     max_pixels: int | None,
     upright: bool,
     identities: NDArray[np.int64] | None = None,
-    contents: NDArray[np.uint8] | None = None,
-    content_offsets: NDArray[np.uint64] | None = None,
+    extents: tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None = None,
+    contents: tuple[NDArray[np.uint8], NDArray[np.uint64]] | None = None,
 ) -> _native.Files:
     """The native view of a path table; keeps the arrays alive, copies nothing.
 
@@ -349,9 +349,10 @@ def native_files(
         upright: images that EXIF turns are declined.
         identities: of shape (files, 4): device, inode, size and time of change in ns that a file
             must have.
-        contents: bytes of files that are in memory.
-        content_offsets: where each file begins in ``contents``, and where the last ends; files
-            without any are read from their paths.
+        extents: of each row, in which file its bytes are, where they begin, and how many they are;
+            left out, a row is a whole file.
+        contents: bytes of rows that are in memory, and where each begins and the last ends; rows
+            without any are read from their files.
     """
     return _native.Files(
         os.fsencode(root),
@@ -361,8 +362,8 @@ def native_files(
         max_pixels,
         upright,
         identities,
+        extents,
         contents,
-        content_offsets,
     )
 
 

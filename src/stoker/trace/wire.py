@@ -73,12 +73,19 @@ class Recording:
         begin, end = int(self.offsets[row]), int(self.offsets[row + 1])
         return os.fsdecode(self.names[begin:end].tobytes())
 
+    def memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64]] | None:
+        """The files that are in memory, as the engine reads them."""
+        if self.contents is None or self.content_offsets is None:
+            return None
+        return self.contents.numpy(), self.content_offsets
+
     def content(self, row: int) -> bytes:
         """The bytes of recorded sample ``row`` where they are in memory; else none."""
-        if self.contents is None or self.content_offsets is None:
+        memory = self.memory()
+        if memory is None:
             return b""
-        begin, end = int(self.content_offsets[row]), int(self.content_offsets[row + 1])
-        return self.contents[begin:end].numpy().tobytes()
+        contents, offsets = memory
+        return contents[int(offsets[row]) : int(offsets[row + 1])].tobytes()
 
 
 def _crosses(promise: Promise, dtype: torch.dtype) -> bool:
@@ -271,8 +278,7 @@ class Receiver:
             None,
             False,
             recording.identities,
-            None if recording.contents is None else recording.contents.numpy(),
-            recording.content_offsets,
+            contents=recording.memory(),
         )
         batch = self.session.prepare(
             native_ending(tail, recording.order),
