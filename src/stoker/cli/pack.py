@@ -85,7 +85,7 @@ def pack(
     console = Console()
     console.print(
         f"{packed.samples:,} images, {packed.image_bytes / 2**20:,.1f} MiB, in "
-        f"{len(packed.shards):,} shards of {packed.shard_bytes / 2**20:,.1f} MiB{there}; compared "
+        f"{len(packed.shards):,} shard{'s' * (len(packed.shards) > 1)} of {packed.shard_bytes / 2**20:,.1f} MiB{there}; compared "
         f"with their source; {packed.seconds:.1f} s, {rate:,.0f} images/s",
         highlight=False,
         markup=False,
