@@ -603,6 +603,41 @@ class ClipDataset(LabelFileDataset):
         return clip.permute(1, 0, 2, 3), idx
 
 
+def albumentations(root: Path) -> Any:
+    """A well-known library of augmentations on arrays."""
+    import albumentations as A  # noqa: N812  as its users know it
+    from albumentations.pytorch import ToTensorV2
+
+    steps = [A.RandomCrop(48, 48), A.HorizontalFlip(p=0.5), A.Normalize(), ToTensorV2()]
+    compose = A.Compose(steps, seed=1)
+
+    class Albumentations(LabelFileDataset):
+        def __getitem__(self, idx: int) -> Any:
+            image = np.array(Image.open(self.path(idx)).convert("RGB"))
+            return compose(image=image)["image"], idx
+
+    return label_file(Albumentations)(root)
+
+
+def hugging_face(root: Path) -> Any:
+    """A Hugging Face dataset with an Image feature and a transform; it turns photos upright."""
+    import datasets
+
+    transform = train_transform()
+
+    def apply(rows: Any) -> Any:
+        rows["pixel_values"] = [transform(image.convert("RGB")) for image in rows.pop("image")]
+        return rows
+
+    rows = datasets.load_dataset(
+        "imagefolder",
+        data_dir=str(root / "classes"),
+        split="train",
+        cache_dir=str(root / "cache"),
+    )
+    return rows.with_transform(apply)
+
+
 @dataclass
 class Style:
     """A class with what is expected of it.
@@ -708,5 +743,7 @@ STYLES: dict[str, Style] = {
     "plain images": Style(label_file(ImagesDataset), "materialised", 0, {"collate_fn": zipped}),
     "arrays in memory": Style(lambda root: ArrayMemoryDataset(root, train_transform()), "torch"),
     "pseudolabels": Style(label_file(Pseudolabels), "materialised", 1),
+    "albumentations": Style(albumentations, "materialised", needs="albumentations"),
+    "Hugging Face": Style(hugging_face, "recorded", 11 / 12, needs="datasets"),
     "clip": Style(label_file(ClipDataset), "materialised"),
 }
