@@ -1,0 +1,184 @@
+"""What goes wrong in traced and stock loaders: policies for bad samples, and torch's behaviour."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as D  # noqa: N812
+
+import stoker
+from stoker import order as order_module
+from stoker.draws import seed_generators
+from tracing import canonical
+from user_datasets import SAMPLES, LabelFileDataset, label_file, write_files
+
+# Pillow leaves a file open when it cannot read it, with any loader; pytest notices at any time.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collects those files here, where their warnings are ignored."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_files(tmp_path_factory.mktemp("files"))
+
+
+def without_table(data: bytes) -> bytes:
+    """Found out only when it is decoded."""
+    at = data.find(b"\xff\xc4") + 5
+    return data[:at] + b"\xff" * 16 + data[at + 16 :]
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Numbers 2 and 3 are broken inside, 8 is cut off, 10 is no image."""
+    root = write_files(tmp_path_factory.mktemp("damaged"))
+    ways: dict[int, Callable[[bytes], bytes]] = {
+        2: without_table,
+        3: without_table,
+        8: lambda data: data[: len(data) // 2],
+        10: lambda data: b"no image",
+    }
+    for number, how in ways.items():
+        path = root / "images" / f"img_{number:02}.jpg"
+        path.write_bytes(how(path.read_bytes()))
+    return root
+
+
+class Raising(LabelFileDataset):
+    """Its own code raises for some samples, before or after it has opened the image."""
+
+    def __getitem__(self, idx: int) -> Any:
+        if idx == 4:
+            raise KeyError("four")
+        sample = super().__getitem__(idx)
+        if idx == 5:
+            raise ValueError("five")
+        return sample
+
+
+class InBulk(Raising):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[i] for i in indices]
+
+
+# Policies
+
+
+def expected(dataset: Any, indices: list[int], seed: int, epoch: int, positions: Any) -> Any:
+    """Index and sample of each place, by the definition of on_error="skip"; and the bad ones."""
+
+    def sample(index: int) -> Any:
+        seed_generators(int(order_module.keys(seed, epoch, np.array([index]), 0)[0]))
+        return dataset[index]
+
+    good: dict[int, Any] = {}
+    for index in set(indices):
+        try:
+            good[index] = sample(index)
+        except Exception:  # noqa: BLE001  any: that is the policy
+            continue
+    served, bad = [], []
+    for position in positions:
+        if indices[position] not in good:
+            bad.append((indices[position], position))
+        k = position
+        while indices[k % len(indices)] not in good:
+            k += 1
+        served.append(good[indices[k % len(indices)]])
+    return served, bad
+
+
+@pytest.mark.parametrize("tier", ["auto", "stock"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [LabelFileDataset, Raising, InBulk])
+def test_bad_samples_are_skipped_in_every_tier(
+    kind: Any, workers: int, tier: Any, damaged: Path, tmp_path: Path
+) -> None:
+    dataset = label_file(kind)(damaged)
+    loader: Any = stoker.DataLoader(
+        dataset,
+        5,
+        shuffle=True,
+        num_workers=workers,
+        seed=9,
+        on_error="skip",
+        tier=tier,
+        persistent_workers=workers > 0,
+    )
+    loader.log_bad_samples(tmp_path / "bad.jsonl")
+    told = []
+    for epoch in range(2):
+        indices = loader.sampler.order.indices(epoch, 0, SAMPLES).tolist()
+        served, bad = expected(dataset, indices, 9, epoch, range(SAMPLES))
+        images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
+        assert torch.equal(images, torch.stack([image for image, _ in served]))
+        assert labels.tolist() == [label for _, label in served]
+        told += [(index, epoch, position) for index, position in bad]
+    assert [(one.index, one.epoch, one.position) for one in loader.bad_samples] == told
+    lines = (tmp_path / "bad.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [index for index, _, _ in told]
+    reasons = {one.index: one.reason for one in loader.bad_samples}
+    assert set(reasons) == {2, 3, 8, 10} | (set() if kind is LabelFileDataset else {4, 5})
+    if kind is not LabelFileDataset:
+        assert reasons[4] == "KeyError: 'four'"
+        assert reasons[5] == "ValueError: five"
+    if tier == "auto":
+        assert loader.explain().tier == "recorded"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_samples_without_batches_and_under_a_foreign_sampler(
+    workers: int, damaged: Path
+) -> None:
+    dataset: Any = label_file(Raising)(damaged)
+    options: dict[str, Any] = {"num_workers": workers, "seed": 9, "on_error": "skip"}
+    single = stoker.DataLoader(dataset, batch_size=None, **options)
+    served, bad = expected(dataset, list(range(SAMPLES)), 9, 0, range(SAMPLES))
+    # torch makes lists of what is not batched.
+    assert canonical(list(single)) == canonical([list(sample) for sample in served])
+    assert [one.index for one in single.bad_samples] == [index for index, _ in bad]
+    # A foreign sampler isn't asked for more: only number 6, at place 2, is good.
+    foreign = stoker.DataLoader(dataset, batch_sampler=[[3, 4, 6, 5]], **options)
+    seed_generators(int(order_module.keys(9, 0, np.array([6]), 2)[0]))
+    four = [D.default_collate([dataset[6]] * 4)]
+    assert canonical(list(foreign)) == canonical(four)
+    assert [one.index for one in foreign.bad_samples] == [3, 4, 5]
+
+
+class AllBad(LabelFileDataset):
+    def __getitem__(self, idx: int) -> Any:
+        raise LookupError(f"no {idx}")
+
+
+@pytest.mark.parametrize("tier", ["auto", "stock"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_good_is_an_error(workers: int, tier: Any, files: Path) -> None:
+    loader = stoker.DataLoader(
+        label_file(AllBad)(files), 4, num_workers=workers, seed=1, on_error="skip", tier=tier
+    )
+    with pytest.raises(stoker.DecodeError, match="LookupError: no 0; none of those") as caught:
+        list(loader)
+    assert (caught.value.index, caught.value.location) == (0, "AllBad[0]")
+    assert [one.index for one in loader.bad_samples] == [0]
+
+
+def test_policies_that_there_is_no_ground_for(files: Path) -> None:
+    dataset = label_file(LabelFileDataset)(files)
+    blank = stoker.DataLoader(dataset, 4, num_workers=0, on_error="blank")
+    with pytest.raises(stoker.UnsupportedError, match=r"on_error='blank'.*use 'skip'"):
+        iter(blank)
+    with pytest.raises(ValueError, match="keyed randomness"):
+        stoker.DataLoader(dataset, 4, on_error="skip", randomness="torch")
