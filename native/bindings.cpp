@@ -297,7 +297,10 @@ void bind_engine(nb::module_& module) {
              return list;
            })
       .def_prop_ro("done", [](const Batch& batch) { return batch.remaining.load() == 0; });
-  nb::class_<Session>(module, "Session");
+  nb::class_<Session>(module, "Session")
+      .def_prop_ro("samples", [](const Session& session) { return session.samples.load(); })
+      .def_prop_ro("cpu_seconds",
+                   [](const Session& session) { return 1e-9 * double(session.cpu_ns.load()); });
   nb::class_<Pool>(module, "Pool")
       .def(nb::new_([](const std::optional<std::string>& level) {
              return std::make_shared<Pool>(level ? level_of(*level) : detected_level());

@@ -529,6 +529,14 @@ def test_explain_names_the_users_line(folder: Path) -> None:
     assert "in doubled" in text
 
 
+def test_explain_shows_what_crossed_and_its_cost(folder: Path) -> None:
+    chain = v1.Compose([v1.CenterCrop(20), v1.RandomHorizontalFlip(1.0), v1.ToTensor()])
+    loader = same(ImageDataset(folder, chain))
+    facts = loader.explain().facts
+    assert facts["recorded"] == "crop, mirror_x; to float32 3x20x20"
+    assert facts["cost"].count("ms of CPU a sample") == 2
+
+
 def test_deferring_stops_where_it_is_of_no_use(folder: Path) -> None:
     dataset = ImageDataset(folder, v1.Compose(CHAINS["lambda on tensors"]))
     loader = stoker.DataLoader(dataset, 4, num_workers=1, persistent_workers=True)

@@ -59,6 +59,21 @@ Code = tuple[float, ...]
 """The operations of a recorded sample, see native/plan.cpp."""
 
 
+def names_of(code: Code) -> list[str]:
+    """The operations of ``code``, by name."""
+    known, names, at = _native.operations(), list[str](), 0
+    while at < len(code):
+        name, numbers = known[int(code[at])]
+        names.append(name)
+        at += 1 + numbers
+    return names
+
+
+def per_sample(seconds: float, samples: int) -> str:
+    """A cost in words."""
+    return f"{seconds / samples * 1e3:.2f} ms of CPU a sample"
+
+
 @lru_cache(maxsize=64)
 def native_ending(tail: Tail, order: str) -> _native.Plan:
     """The native form of what all recorded samples of a batch end in."""
@@ -195,6 +210,11 @@ class Session:
     def usable(self) -> bool:
         """False once closed, and in a child forked after it was made."""
         return not self.closed and self.is_ours()
+
+    def cost(self) -> str:
+        """What native code costs per sample, on average so far; "" before the first."""
+        samples = self._native.samples
+        return per_sample(self._native.cpu_seconds, samples) if samples else ""
 
     def require_usable(self) -> None:
         """Raises RuntimeError where nothing can be had from the session any more."""

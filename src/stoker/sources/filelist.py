@@ -71,6 +71,10 @@ class ImageDataset(Images):
         if missing not in ("raise", "skip"):
             raise ValueError(f"missing must be 'raise' or 'skip', got {missing!r}")
         self.img_dir, self.label_file = img_dir, label_file
+        if os.path.isfile(img_dir) and os.path.isdir(label_file):
+            raise SourceError(
+                os.fspath(img_dir), "is a file: the folder comes first, then the label file"
+            )
         root = os.path.join(os.path.expanduser(os.fspath(img_dir)), "")
         lines = read(os.path.expanduser(os.fspath(label_file)), root)
         told: list[str] = []

@@ -202,7 +202,8 @@ class _Walk:
         except OSError as error:
             raise SourceError(self.root, error.strerror or str(error)) from error
         if not classes:
-            raise SourceError(self.root, "has no folders, of which each would be a class")
+            why = "has no folders, of which each would be a class"
+            raise SourceError(self.root, f"{why}; with a label file, use stoker.ImageDataset")
         with ThreadPoolExecutor(_THREADS, "stoker-listing") as pool:
             above = [(status.st_dev, status.st_ino)]
             jobs = [pool.submit(self._class, name, above) for name in classes]

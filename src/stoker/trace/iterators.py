@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import (
 )
 
 from stoker import machine
+from stoker.engine import Session, per_sample
 from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
 from stoker.trace.check import impossible, patched
@@ -69,11 +70,13 @@ class Trace:
     Attributes:
         counts: of all batches that were taken.
         threads: native threads beside the workers.
+        session: the native threads' of the newest iterator.
     """
 
     counts: Counts = field(default_factory=Counts)
     batches: int = 0
     threads: int = 0
+    session: Session | None = None
 
     def __post_init__(self) -> None:
         # Workers that record leave most of their time to the threads: of two cores, both decode.
@@ -106,6 +109,12 @@ class Trace:
         }
         shown = [f"{number} {name}" for name, number in numbers.items() if number]
         facts = {"samples": ", ".join(shown)} if shown else {}
+        if counts.plans:
+            facts["recorded"] = "; or ".join(plan for plan, _ in counts.plans.most_common(2))
+        if counts.samples:
+            facts["cost"] = f"{per_sample(counts.seconds, counts.samples)} in the dataset's code"
+            if self.session is not None and (native := self.session.cost()):
+                facts["cost"] += f", {native} in native threads"
         if counts.lines:
             facts["made early"] = "; ".join(
                 f"{line} ({number}x)"
@@ -227,6 +236,7 @@ class TracingIterator(_MultiProcessingDataLoaderIter):
         super().__init__(seen)
         # Not before: the workers are forked without our threads.
         self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
+        trace.session = self._receiver.session
         self._replays, self._asked = _Relay(), 0
         stop = threading.Event()
         self._data_queue = _Relay()
@@ -323,6 +333,7 @@ class Here:
     def __init__(self, trace: Trace, pins: bool, dataset: Any) -> None:
         self.trace, self.pins = trace, pins
         self._receiver = wire.Receiver(trace.threads, pins, 3)
+        trace.session = self._receiver.session
         depth = DECODE if isinstance(dataset, IterableDataset) else TENSORS
         self._recorder = Recorder(depth, 1)
         self._end = weakref.finalize(self, self._receiver.close)

@@ -40,6 +40,9 @@ class Counts:
         values: tensors that were made in a worker because code needed their values.
         replayed: batches that ran a second time.
         declined: images that Pillow decoded after the native decoder had declined.
+        samples: that were asked for.
+        seconds: of CPU that the worker's thread spent on them.
+        plans: what crossed, in words; counted once a batch.
         lines: reasons, with the user's source line.
     """
 
@@ -49,6 +52,9 @@ class Counts:
     values: int = 0
     replayed: int = 0
     declined: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    plans: Counter[str] = field(default_factory=Counter)
     lines: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Counts) -> None:
@@ -59,6 +65,9 @@ class Counts:
         self.values += other.values
         self.replayed += other.replayed
         self.declined += other.declined
+        self.samples += other.samples
+        self.seconds += other.seconds
+        self.plans.update(other.plans)
         self.lines.update(other.lines)
 
     def __bool__(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from stoker.engine import Batch, Session, native_ending, native_files
+from stoker.engine import Batch, Session, names_of, native_ending, native_files
 from stoker.fallback import Fallback
 from stoker.plan import Tail
 from stoker.slots import Slot, Slots
@@ -109,8 +109,11 @@ def record(tensor: DeferredTensor, scope: Scope) -> Any:
         return tensor.made("a file that is gone")
     height, width = sample.shape[1:]
     scope.counts.recorded += len(places)
+    tail = tail_of(sample.node.mode, sample.ending)
+    steps = ", ".join(names_of(sample.node.code)) or "nothing"
+    scope.counts.plans[f"{steps}; to {tail.dtype} {tail.channels}x{height}x{width}"] += 1
     return Recording(
-        tail_of(sample.node.mode, sample.ending),
+        tail,
         Tracing.order,
         (height, width),
         len(items),

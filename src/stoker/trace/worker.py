@@ -11,6 +11,7 @@ Note [Replays]
 from __future__ import annotations
 
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,6 +89,13 @@ class Recorder:
 
     def fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
         """Runs ``fetch(index)``, recording; raises what it raises."""
+        begun = time.thread_time()
+        delivery = self._fetch(fetch, index)
+        delivery.counts.seconds = time.thread_time() - begun
+        delivery.counts.samples = _samples(index)
+        return delivery
+
+    def _fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
         if isinstance(index, Replay):
             return self._again(fetch, index)
         if self.depth == DECODE:
@@ -154,3 +162,10 @@ class Recorder:
             self.depth = IMAGES
         if total.replayed > _PATIENCE and 4 * total.replayed > self.batches:
             self.depth = DECODE
+
+
+def _samples(index: Any) -> int:
+    """How many samples are asked for."""
+    if isinstance(index, Draw):
+        return len(index.indices)
+    return sum(map(_samples, index)) if isinstance(index, list) else 1
