@@ -256,7 +256,10 @@ class KeyedIterator:
         for report in reports:
             self._report(*report)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                error = None  # no cycle of exception and frame, which would keep the workers
         return batch
 
 
