@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import itertools
 import json
+import multiprocessing
+import os
 import random
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -283,3 +289,106 @@ def test_an_exception_does_not_keep_the_workers(kind: Any, randomness: Any, dama
         assert not any(worker.is_alive() for worker in workers)
     finally:
         gc.enable()
+
+
+BOTH: dict[str, Any] = {
+    "torch": D.DataLoader,
+    "stoker": functools.partial(stoker.DataLoader, randomness="torch"),
+    "keyed": functools.partial(stoker.DataLoader, seed=1),
+}
+
+
+def users_lines(error: BaseException) -> list[str]:
+    """The first line of an exception's text and the lines of the user's code in it."""
+    lines = str(error).splitlines()
+    text = [
+        f"{line} {code}"
+        for line, code in itertools.pairwise(lines)
+        if Path(__file__).name in line or "user_datasets.py" in line
+    ]
+    return [type(error).__name__, lines[0], *text, lines[-1]]
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["raised", "found later"])
+def test_exceptions_tell_where_they_were_raised(broken: bool, files: Path, damaged: Path) -> None:
+    kind, root = (LabelFileDataset, damaged) if broken else (Raising, files)
+    told = []
+    for name in ("torch", "stoker"):
+        loader = BOTH[name](label_file(kind)(root), 3, num_workers=1)
+        try:
+            list(loader)
+        except (KeyError, OSError) as error:
+            told.append(users_lines(error))
+    theirs, mine = told
+    assert mine == theirs
+    assert theirs[1].endswith("in DataLoader worker process 0.") and len(theirs) >= 4
+
+
+class Slow(LabelFileDataset):
+    def __getitem__(self, idx: int) -> Any:
+        sample = super().__getitem__(idx)
+        time.sleep(0.02 if idx < SAMPLES - 1 else 2.5)
+        return sample
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_worker_that_is_killed_while_it_records(name: str, files: Path) -> None:
+    before = set(multiprocessing.active_children())
+    loader = BOTH[name](label_file(Slow)(files), 2, num_workers=2)
+
+    def walk(loader: Any) -> None:
+        for _ in loader:
+            workers = set(multiprocessing.active_children()) - before
+            os.kill(next(iter(workers)).pid or 0, signal.SIGKILL)
+            time.sleep(0.1)
+
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
+        walk(loader)
+    del loader
+    gc.collect()
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_slow_sample_and_a_timeout(name: str, files: Path) -> None:
+    loader = BOTH[name](label_file(Slow)(files), 2, num_workers=2, timeout=1)
+    found: list[Any] = []
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+        found.extend(loader)
+    assert len(found) == SAMPLES // 2 - 1
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_epochs_cost_nothing_more(name: str, files: Path) -> None:
+    """Descriptors, threads and memory of this process and its workers stay."""
+
+    def held(process: Any) -> tuple[int, int, int]:
+        memory = process.memory_info()
+        return process.num_fds(), process.num_threads(), memory.rss - memory.shared
+
+    psutil = pytest.importorskip("psutil")
+    loader = BOTH[name](
+        label_file(LabelFileDataset)(files), 2, num_workers=2, persistent_workers=True
+    )
+    before = set(multiprocessing.active_children())
+    figures = []
+    for epoch in range(20):
+        assert len(list(loader)) == 6
+        workers = sorted(w.pid or 0 for w in set(multiprocessing.active_children()) - before)
+        assert len(workers) == 2
+        if epoch in (4, 19):
+            figures.append([held(psutil.Process(pid)) for pid in (os.getpid(), *workers)])
+    for early, late in zip(*figures, strict=True):
+        assert late[0] <= early[0] + 2 and late[1] <= early[1]
+        assert late[2] < early[2] + (8 << 20)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_two_iterators_at_once_and_one_left_early(name: str, files: Path) -> None:
+    loader = BOTH[name](label_file(LabelFileDataset)(files), 4, num_workers=2)
+    first, second = iter(loader), iter(loader)
+    pairs = [(next(first), next(second)) for _ in range(2)]
+    labels = [[label.tolist() for _, label in pair] for pair in pairs]
+    assert labels == [[[0, 1, 2, 0]] * 2, [[1, 2, 0, 1]] * 2]
+    del first
+    assert next(second)[1].tolist() == [2, 0, 1, 2]
