@@ -34,7 +34,7 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 ROWS = [
     _row("_native errors augmentations"),
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
-    _row("storage engine slots draws stock fields", "numpy torch PIL", "fsspec"),
+    _row("storage engine slots draws stock fields collate", "numpy torch PIL", "fsspec"),
     _row(
         "sources fallback proof",
         "numpy PIL torch platformdirs rich",

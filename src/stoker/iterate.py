@@ -223,7 +223,7 @@ class LoweredIterator:
             location = self.feed.rows.location(index)
             policy.bad_samples.report(BadSample(index, location, reason, draw.epoch, position))
         if ended is not None:
-            raise ended
+            raise self.feed.decode_error(ended.index, ended.reason) from ended
         return _page_locked(batch) if self.feed.slots.pinned else batch
 
     def close(self) -> None:
@@ -256,7 +256,10 @@ class KeyedIterator:
         for report in reports:
             self._report(*report)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                error = None  # no cycle of exception and frame, which would keep the workers
         return batch
 
 

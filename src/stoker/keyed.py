@@ -83,16 +83,17 @@ class KeyedDataset(Dataset[Any]):
         except Exception as error:  # whatever the user's code raises, the policy decides
             if self.on_error == "raise" and not isinstance(error, DecodeError):
                 raise  # of the user's own code, as torch does
-            reason = getattr(error, "reason", None) or f"{type(error).__name__}: {error}"
-            self.reports.append((index, draw.position + place, str(reason)))
+            reason = error.reason if isinstance(error, DecodeError) else _text(error)
+            self.reports.append((index, draw.position + place, reason))
             if self.on_error == "raise":
                 raise
             if self.on_error == "blank" and self.blank is not None:
                 seed_generators(key)
                 return self.blank(index)
-            return self._next_good(draw, place, error)
+            return self._next_good(draw, place, index, error)
 
-    def _next_good(self, draw: Draw, place: int, error: Exception) -> Any:
+    def _next_good(self, draw: Draw, place: int, bad: int, cause: Exception) -> Any:
+        error = cause
         for k in range(1, TRIES + 1):
             after = draw.after(place, k)
             if after is None:
@@ -102,9 +103,16 @@ class KeyedDataset(Dataset[Any]):
             seed_generators(int(order.keys(draw.seed, draw.epoch, indices, repeat)[0]))
             try:
                 return self.dataset[index]
-            except Exception as next_error:  # noqa: BLE001  the last one is raised
+            except Exception as next_error:  # noqa: BLE001  the last one is told
                 error = next_error
-        raise error
+        if isinstance(cause, DecodeError):
+            raise cause
+        reason = f"{_text(cause)}; none of those that follow it is good, the last: {_text(error)}"
+        raise DecodeError(bad, f"{type(self.dataset).__name__}[{bad}]", reason) from cause
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class Reporting:

@@ -7,6 +7,7 @@ on values. Workers keep the hooks; in the caller's process they are there while 
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -174,6 +175,7 @@ def _v1() -> list[Hook]:
 
 def _v2() -> list[Hook]:
     from torchvision import tv_tensors
+    from torchvision.transforms.v2 import ToDtype
     from torchvision.transforms.v2 import _utils as utils
     from torchvision.transforms.v2 import functional as f
     from torchvision.transforms.v2.functional._utils import _KERNEL_REGISTRY as KERNELS
@@ -182,6 +184,14 @@ def _v2() -> list[Hook]:
     deferred.ENDINGS["to_dtype"] = f.to_dtype_image
     deferred.ENDINGS["normalize_v2"] = f.normalize_image
     stock_to_image, stock_to_tensor, stock_fill = f.to_image, f.pil_to_tensor, utils._get_fill
+    stock_by_type = ToDtype.transform
+    # Where the exact type of an image decides in torchvision: fills and dtypes given by type.
+    genuine: dict[type, type] = {
+        LazyImage: Image.Image,
+        LazyJpegImageFile: JpegImagePlugin.JpegImageFile,
+        DeferredTensor: torch.Tensor,
+        image_class: tv_tensors.Image,
+    }
 
     def to_image(inpt: Any) -> Any:
         lazy = deferred.defer(image_class, inpt, "pil_to_tensor", torch.uint8)
@@ -192,9 +202,17 @@ def _v2() -> list[Hook]:
         return stock_to_tensor(pic) if lazy is None else lazy
 
     def get_fill(fills: Any, kind: Any) -> Any:
-        # The one place of torchvision where the exact type of an image decides.
-        genuine = {LazyImage: Image.Image, LazyJpegImageFile: JpegImagePlugin.JpegImageFile}
         return stock_fill(fills, genuine.get(kind, kind))
+
+    def by_type(self: Any, inpt: Any, params: Any) -> Any:
+        kinds, kind = self.dtype, genuine.get(type(inpt))
+        if kind is not None and isinstance(kinds, dict):
+            if kind in kinds:
+                self = copy.copy(self)
+                self.dtype = {type(inpt): kinds[kind]}
+            elif "others" not in kinds:
+                inpt = inpt.made("ToDtype")  # raises, with its type
+        return stock_by_type(self, inpt, params)
 
     def to_dtype(image: Any, dtype: torch.dtype = torch.float, scale: bool = False) -> Any:
         lazy = None
@@ -228,6 +246,7 @@ def _v2() -> list[Hook]:
         return kernel
 
     hooks: list[Hook] = [(f, "to_image", to_image), (f, "pil_to_tensor", pil_to_tensor)]
+    hooks.append((ToDtype, "transform", by_type))
     for function, kernels in KERNELS.items():
         kernel = recorded.get(function) or on_values(function)
         hooks += [(kernels, cls, kernel) for cls in (DeferredTensor, image_class)]

@@ -13,10 +13,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, _utils
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory as _pin_memory
@@ -148,7 +149,8 @@ class WorkerStart:
         """Runs in the worker, before its first batch."""
         Tracing.order = self.order
         hooks.install()
-        recorder = Recorder(self.depth, self.keep)
+        caught = partial(ExceptionWrapper, where=f"in DataLoader worker process {worker}")
+        recorder = Recorder(self.depth, self.keep, caught)
         for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
             _record_fetches(kind, recorder)
         if self.user is not None:
@@ -209,20 +211,30 @@ def _relay(
             continue
         if found is None or stop.is_set():
             return
-        index, data = found
-        try:
-            if type(data) is Delivery:
-                data.batch = receiver.submit(data.batch)
-            if isinstance(index, tuple):
-                replays.put(data)
-            else:
-                relay.put((index, data))
-        except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
-            relay.put(_Error(error))
+        _hand_over(found, relay, replays, receiver)
+        del found  # the consumer's alone from now on
+
+
+def _hand_over(
+    found: tuple[Any, Any], relay: _Relay, replays: _Relay, receiver: wire.Receiver
+) -> None:
+    index, data = found
+    try:
+        if type(data) is Delivery:
+            for one in (data, *data.later.values()):
+                one.batch = receiver.submit(one.batch)
+        if isinstance(index, tuple):
+            replays.put(data)
+        else:
+            relay.put((index, data))
+    except Exception as error:  # noqa: BLE001  a thread hands over: the consumer raises it
+        relay.put(_Error(error))
 
 
 class TracingIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes that record."""
+
+    _resetting = False
 
     def __init__(self, loader: Any, trace: Trace) -> None:
         iterable = isinstance(loader.dataset, IterableDataset)
@@ -238,6 +250,7 @@ class TracingIterator(_MultiProcessingDataLoaderIter):
         self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
         trace.session = self._receiver.session
         self._replays, self._asked = _Relay(), 0
+        self._newer: dict[tuple[int, int], Delivery] = {}
         stop = threading.Event()
         self._data_queue = _Relay()
         self._relay_thread = threading.Thread(
@@ -258,10 +271,23 @@ class TracingIterator(_MultiProcessingDataLoaderIter):
         )
 
     def _process_data(self, data: Any, *worker: int) -> Any:
+        try:
+            return self._made(data, *worker)
+        except Exception as error:  # noqa: BLE001  it is raised again
+            # Without torch's frame that raised: it holds the exception, which holds the frame, so
+            # this iterator would live until garbage is collected, and could not end its workers.
+            raise error.with_traceback(None) from error.__cause__
+
+    def _made(self, data: Any, *worker: int) -> Any:
         data = super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
         if type(data) is not Delivery:
             return data
+        while newer := self._newer.pop((worker[0], data.ticket), None):
+            self._receiver.cancel(data.batch)
+            data = newer
         self._trace.add(data.counts)
+        if isinstance(data.batch, ExceptionWrapper):
+            data.batch.reraise()  # type: ignore[no-untyped-call]
         try:
             batch = self._receiver.finish(data.batch)
         except wire.Failed as failure:
@@ -283,10 +309,35 @@ class TracingIterator(_MultiProcessingDataLoaderIter):
                 raise RuntimeError(
                     f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
                 ) from None
-            if type(data) is not Delivery:
-                return data.reraise()  # the exception of the user's code
-            self._trace.counts.add(data.counts)
-            return data.batch
+            if type(data) is Delivery:
+                self._trace.counts.add(data.counts)
+                self._newer.update({(worker, one): new for one, new in data.later.items()})
+                data = data.batch
+            if isinstance(data, ExceptionWrapper):
+                data.reraise()  # type: ignore[no-untyped-call]  # the exception of the user's code
+            return data
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        # What an epoch that was not walked to its end has left is dropped: nobody waits for it.
+        left = [info[1] for info in getattr(self, "_task_info", {}).values() if len(info) > 1]
+        for data in (*left, *getattr(self, "_newer", {}).values()):
+            self._drop(data)
+        self._newer = {}
+        self._resetting = not first_iter
+        try:
+            super()._reset(loader, first_iter)
+        finally:
+            self._resetting = False
+
+    def _get_data(self) -> Any:
+        found = super()._get_data()  # type: ignore[no-untyped-call]
+        if self._resetting:
+            self._drop(found[1])
+        return found
+
+    def _drop(self, data: Any) -> None:
+        if type(data) is Delivery:
+            self._receiver.cancel(data.batch)
 
     def _shutdown_workers(self) -> None:
         if not getattr(self, "_shutdown", True) and hasattr(self, "_end"):

@@ -4,8 +4,11 @@ Note [Replays]
     A broken file shows when it is decoded, which for a recorded sample is after the user's code has
     run. Then the batch runs again from the same states of torch's, Python's and NumPy's generators
     with nothing deferred, in the same worker, so exceptions are raised where they always were. The
-    file is remembered and not deferred again. The code's other side effects happen twice; and where
-    the main process found the failure, later batches of that worker have drawn already.
+    file is remembered and not deferred again. The code's other side effects happen twice.
+
+    Where the main process found the failure, the worker has gone on to later batches. If the second
+    run has drawn other random numbers than the first (an exception came before the transform drew,
+    or a handler draws), they are recorded again, too, from the states that it left.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,11 +52,28 @@ class Delivery:
         batch: with `Recording`s in it, or `Pending`s later.
         ticket: by which the batch can be asked for again.
         counts: what happened in making it.
+        later: of a batch that ran again: what takes the place of the later ones, by their tickets.
     """
 
     batch: Any
     ticket: int
     counts: Counts
+    later: dict[int, Delivery] = field(default_factory=dict)
+
+
+@dataclass
+class _Ticket:
+    """How to run a batch again.
+
+    Attributes:
+        index: what was asked for.
+        kept: the generators' states before it; None where each sample has its own.
+        delivered: False where it raised.
+    """
+
+    index: Any
+    kept: tuple[Any, Any, Any] | None
+    delivered: bool = False
 
 
 def states() -> tuple[Any, Any, Any]:
@@ -68,20 +88,27 @@ def restore(kept: tuple[Any, Any, Any]) -> None:
     np.random.set_state(kept[2])
 
 
+def _equal(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:
+    """True where all generators are in the same states."""
+    arrays = all(np.array_equal(a, b) for a, b in zip(one[2], other[2], strict=True))
+    return torch.equal(one[0], other[0]) and one[1] == other[1] and arrays
+
+
 class Recorder:
     """Records the batches of one worker, or of the caller's thread.
 
     Args:
         depth: how far to defer.
         keep: batches that may be asked for again.
+        caught: in an except block, what stands for the exception in a delivery.
     """
 
-    def __init__(self, depth: int, keep: int) -> None:
-        self.depth, self.keep = depth, keep
+    def __init__(self, depth: int, keep: int, caught: Callable[[], Any] | None = None) -> None:
+        self.depth, self.keep, self.caught = depth, keep, caught
         self.eager: set[str] = set()
         self.total = Counts()
         self.batches = 0
-        self._tickets: OrderedDict[int, tuple[Any, tuple[Any, Any, Any] | None]] = OrderedDict()
+        self._tickets: OrderedDict[int, _Ticket] = OrderedDict()
         self._next = 0
 
     def fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
@@ -101,6 +128,7 @@ class Recorder:
                 return Delivery(fetch(index), -1, scope.counts)
         # Under keyed seeds each sample begins with its own states.
         kept = None if isinstance(index, Draw) else states()
+        ticket = self._ticket(index, kept)
         scope = Scope(self.depth, self.eager)
         try:
             with recording(scope):
@@ -119,15 +147,19 @@ class Recorder:
             scope.counts.lines[f"ran again: {scope.undone}"] += 1
             batch = self._eagerly(fetch, index)
         self._learn(scope.counts)
+        self._tickets[ticket].delivered = True
+        return Delivery(batch, ticket, scope.counts)
+
+    def _ticket(self, index: Any, kept: tuple[Any, Any, Any] | None) -> int:
         self._next += 1
-        self._tickets[self._next] = index, kept
+        self._tickets[self._next] = _Ticket(index, kept)
         while len(self._tickets) > self.keep:
             self._tickets.popitem(last=False)
-        return Delivery(batch, self._next, scope.counts)
+        return self._next
 
     def give_up(self, ticket: int, broken: tuple[str, ...]) -> None:
         """Puts the generators back to before the batch that was delivered last."""
-        kept = self._tickets[ticket][1]
+        kept = self._tickets[ticket].kept
         self.eager.update(broken)
         self.total.add(Counts(replayed=1))
         if kept is not None:
@@ -138,17 +170,43 @@ class Recorder:
             return fetch(index)
 
     def _again(self, fetch: Callable[[Any], Any], replay: Replay) -> Delivery:
-        index, kept = self._tickets[replay.ticket]
         self.eager.update(replay.broken)
         counts = Counts(replayed=1)
         self.total.add(counts)
-        now = states()
-        try:
-            if kept is not None:
-                restore(kept)
-            return Delivery(self._eagerly(fetch, index), replay.ticket, counts)
-        finally:
+        ticket, now = self._tickets[replay.ticket], states()
+        later = [number for number in self._tickets if number > replay.ticket]
+        before = now if not later else self._tickets[later[0]].kept
+        if ticket.kept is not None:
+            restore(ticket.kept)
+        delivery = Delivery(self._outcome(fetch, ticket.index), replay.ticket, counts)
+        if ticket.kept is None or before is None or _equal(states(), before):
             restore(now)
+        else:
+            for number in later:
+                self._once_more(fetch, number, delivery.later)
+        return delivery
+
+    def _outcome(self, fetch: Callable[[Any], Any], index: Any) -> Any:
+        try:
+            return self._eagerly(fetch, index)
+        except Exception:
+            if self.caught is None:
+                raise
+            return self.caught()
+
+    def _once_more(
+        self, fetch: Callable[[Any], Any], number: int, deliveries: dict[int, Delivery]
+    ) -> None:
+        """Records a batch from the generators' present states; see Note [Replays]."""
+        ticket = self._tickets.pop(number)
+        try:
+            delivery = self._fetch(fetch, ticket.index)
+        except Exception:
+            if self.caught is None:
+                raise
+            delivery = Delivery(self.caught(), -1, Counts())
+        if ticket.delivered:  # the main process knows it by its number
+            deliveries[number] = delivery
 
     def _learn(self, counts: Counts) -> None:
         """Defers nothing any more where batches keep running again.
