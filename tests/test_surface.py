@@ -29,7 +29,12 @@ def test_exported_names() -> None:
         "StokerError",
         "StokerWarning",
         "UnsupportedError",
+        "WorkerError",
         "__version__",
+        "accelerate",
+        "explain",
+        "patch",
+        "unpatch",
     ]
     assert all(hasattr(stoker, name) for name in stoker.__all__)
 

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from stoker import machine
 from stoker.engine import level
 from stoker.errors import StokerWarning, UnsupportedError
-from stoker.explain import Explanation
+from stoker.explanation import Explanation
 from stoker.feed import BadSample, BadSamples, Feed
 from stoker.iterate import (
     Batches,
@@ -38,6 +38,7 @@ from stoker.keyed import KeyedDataset, Reporting, WorkerInit
 from stoker.lower import Refusal
 from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw_seed
 from stoker.slots import accelerator_pins
+from stoker.startup import parts_of
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
 from stoker.trace.iterators import Here, Trace, TracedLoader, iterator, refused
 
@@ -51,7 +52,13 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class _Workers(TracedLoader):
-    """torch's machinery for a loader that has judged the number of workers already."""
+    """torch's machinery for a loader that has judged the number of workers already.
+
+    Attributes:
+        parts: what workers are sent, without what `KeyedDataset` and the like put around it.
+    """
+
+    parts: dict[str, Any] | None = None
 
     def check_worker_number_rationality(self) -> None:
         """Says nothing: torch knows neither this rank nor the cgroup's quota."""
@@ -313,8 +320,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._iterate_keyed(batches)
 
     def _get_iterator(self) -> Any:
-        trace = self._tracing()
-        return super()._get_iterator() if trace is None else iterator(self, trace)
+        return iterator(self, self._tracing())
 
     def _tracing(self) -> Trace | None:
         """Records what the dataset's code does to images; None where everything must be stock."""
@@ -378,7 +384,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             collate = Reporting(self.collate_fn, keyed)
             trace, pins = self._tracing(), self._pins()
             if trace is not None and self._here is None:
-                self._here = Here(trace, pins, self.dataset)
+                self._here = Here(trace, pins)
             record = None if trace is None or self._here is None else self._here.fetch
             batched = self._auto_collation
             source = on_calling_thread(keyed, batches, collate, batched, pins, record)
@@ -415,7 +421,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=self.pin_memory_device,
             in_order=self.in_order,
         )
-        inner.trace = self._tracing()
+        inner.trace, inner.parts = self._tracing(), parts_of(self)
         return inner
 
     # What the user may ask

@@ -1,4 +1,4 @@
-"""The command line: `stoker bench` and `stoker parity`, each in a file of its own.
+"""The command line: `stoker bench`, `stoker parity`, `stoker run`, each in a file of its own.
 
 Exit status: 0 done, 1 the data or the machine would not do (the message names file, reason and
 remedy) or `parity` found a difference, 2 wrong arguments.
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from stoker.cli.bench import bench
 from stoker.cli.parity import parity
+from stoker.cli.run import run
 from stoker.errors import StokerError
 
 app = typer.Typer(
@@ -28,6 +29,9 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(parity)
+app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(run)
 
 
 def _show_version(wanted: bool) -> None:
