@@ -68,13 +68,15 @@ def test_loader_keeps_torchs_defaults() -> None:
     assert changed <= {"num_workers"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"], ["parity"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [[], ["bench"], ["parity"], ["run"]], ids=" ".join)
 def test_help(arguments: list[str]) -> None:
     done = subprocess.run(
         [STOKER, *arguments, "--help"], capture_output=True, text=True, check=True, timeout=60
     )
     assert "Usage" in done.stdout
-    if arguments:
+    if arguments == ["run"]:
+        assert "SCRIPT" in done.stdout
+    elif arguments:
         assert all(option in done.stdout for option in ("--labels", "--recipe", "--json"))
 
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, _utils
+from torch.utils.data import DataLoader, _utils, get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory as _pin_memory
 from torch.utils.data.dataloader import (
@@ -149,8 +149,9 @@ class Recordings:
         Tracing.order = self.order
         hooks.install()
         recorder = Recorder(self.depth, self.keep)
+        info: Any = get_worker_info()
         for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
-            _record_fetches(kind, recorder)
+            _record_fetches(kind, recorder, info.dataset)
 
 
 @dataclass(frozen=True)
@@ -176,12 +177,20 @@ class WorkerStart:
             self.user(worker)
 
 
-def _record_fetches(kind: Any, recorder: Recorder) -> None:
-    stock = kind.fetch
+def _record_fetches(kind: Any, recorder: Recorder, dataset: Any) -> None:
+    """Makes the worker's own fetcher record; those of loaders that user code has there do not."""
+    stock, busy = kind.fetch, False
 
-    def fetch(self: Any, index: Any) -> Delivery:
-        hooks.refresh()
-        return recorder.fetch(lambda asked: stock(self, asked), index)
+    def fetch(self: Any, index: Any) -> Any:
+        nonlocal busy
+        if busy or self.dataset is not dataset:
+            return stock(self, index)
+        busy = True
+        try:
+            hooks.refresh()
+            return recorder.fetch(lambda asked: stock(self, asked), index)
+        finally:
+            busy = False
 
     kind.fetch = fetch
 
