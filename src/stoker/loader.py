@@ -40,7 +40,7 @@ from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw
 from stoker.slots import accelerator_pins
 from stoker.startup import parts_of
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
-from stoker.trace.iterators import Here, Trace, TracedLoader, iterator, refused
+from stoker.trace.iterators import Here, Trace, TracedLoader, inside, iterator, refused
 
 
 def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -324,9 +324,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _tracing(self) -> Trace | None:
         """Records what the dataset's code does to images; None where everything must be stock."""
-        return None if self.tier == "stock" or refused() is not None else self._trace
+        if self.tier == "stock" or inside() or refused() is not None:
+            return None
+        return self._trace
 
     def _warn_if_slower(self, refusal: Refusal | None) -> None:
+        if inside():
+            return
         reason = refused()
         if refusal is not None and reason and not self._warned and self.tier != "stock":
             self._warned = True

@@ -16,13 +16,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import get_worker_info
 
 from stoker.errors import StokerWarning
 from stoker.explanation import Explanation
 from stoker.loader import DataLoader
-from stoker.trace.iterators import Trace, iterator, iterator_of_fields, refused, stock_iterator
-from stoker.trace.scope import current
+from stoker.trace.iterators import (
+    Trace,
+    inside,
+    iterator,
+    iterator_of_fields,
+    refused,
+    stock_iterator,
+)
 
 _T = TypeVar("_T")
 
@@ -176,14 +181,9 @@ def _allowed() -> bool:
     return reason is None
 
 
-def _is_inside() -> bool:
-    """True in user code that makes a sample, in a worker or here: its own loaders are stock."""
-    return get_worker_info() is not None or current() is not None
-
-
 def _get_iterator(self: Any) -> Any:
     """For `torch.utils.data.DataLoader`; see Note [Patching]."""
-    trace = None if _is_inside() else _trace_of(self)
+    trace = None if inside() else _trace_of(self)
     if trace is None:
         return _State.before(self)
     return iterator(self, trace if _allowed() else None)
@@ -230,6 +230,6 @@ def _install_in_fastai() -> None:
 
 def _of_fastai(fields: Any) -> Any:
     trace = vars(fields).get(_TRACE)
-    if trace is None or _is_inside() or not _allowed():
+    if trace is None or inside() or not _allowed():
         return _State.before_in_fastai[fields.num_workers == 0](fields)
     return iterator_of_fields(fields, trace)

@@ -16,10 +16,11 @@ import io
 import multiprocessing
 import os
 import pickle
+import pickletools
 import sys
 import types
 from dataclasses import dataclass
-from multiprocessing import process
+from multiprocessing import process, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -61,7 +62,16 @@ class Starting:
         """What is known to prevent workers before any is started."""
         current = process.current_process()
         if self.method != "fork" and getattr(current, "_inheriting", False):
+            _read_to_the_end()
             return _unguarded(self.method)
+        if self.method != "fork" and _script() is None:
+            named = _defined_in_main(self.parts)
+            if named:
+                return WorkerError(
+                    f"{', '.join(named)}: defined in a notebook or at the prompt, where a worker "
+                    f'that is started by "{self.method}" does not find it',
+                    f"Move it into a module (a .py file) and import it, {_FORK}",
+                )
         if current.daemon:
             return WorkerError(
                 "this process is a worker itself, and those may not start workers",
@@ -94,15 +104,7 @@ class Starting:
     def died(self) -> WorkerError:
         """Why a worker ended before its first batch."""
         script = _script()
-        if script is None:
-            named = _defined_in_main(self.parts)
-            if named:
-                return WorkerError(
-                    f"{', '.join(named)}: defined in a notebook or at the prompt, where a worker "
-                    f'that is started by "{self.method}" does not find it',
-                    f"Move it into a module (a .py file) and import it, {_FORK}",
-                )
-        elif not _is_guarded(script):
+        if script is not None and not _is_guarded(script):
             return _unguarded(self.method)
         return WorkerError(
             f'a worker that was started by "{self.method}" ended before its first batch; its own '
@@ -126,6 +128,24 @@ _LIMITS = {
     errno.ENOSPC: "/dev/shm is full: free space there, or give the container more "
     "(docker run --shm-size=8g)",
 }
+
+
+def _read_to_the_end() -> None:
+    """Reads, in a process that Python starts with "spawn", what its parent still writes to it.
+
+    The parent holds the other end of that pipe, too: it would wait for ever for one that has died.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is spawn._main.__code__:
+            pipe = frame.f_locals.get("from_parent")
+            if pipe is not None:
+                # Without tell(), which pipes do not have. Nothing is unpickled.
+                stream: Any = types.SimpleNamespace(read=pipe.read, readline=pipe.readline)
+                for _ in pickletools.genops(stream):
+                    pass
+            return
+        frame = frame.f_back
 
 
 def _unguarded(method: str) -> WorkerError:

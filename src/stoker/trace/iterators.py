@@ -35,7 +35,7 @@ from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
 from stoker.trace.check import impossible, patched
 from stoker.trace.node import Tracing
-from stoker.trace.scope import DECODE, TENSORS, Counts
+from stoker.trace.scope import DECODE, TENSORS, Counts, current
 from stoker.trace.worker import Delivery, Recorder, Replay
 
 _OLDEST, _NEWEST = (2, 6), (2, 14)
@@ -70,6 +70,11 @@ def prevented() -> str | None:
 def refused() -> str | None:
     """Why nothing is traced now: what never can be, or a patch that would be passed over."""
     return patched() or prevented()  # in this order: the proof is kept, and patches would spoil it
+
+
+def inside() -> bool:
+    """True in user code that makes a sample, in a worker or here: its own loaders are stock."""
+    return get_worker_info() is not None or current() is not None
 
 
 @dataclass
@@ -281,6 +286,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             with _without_advice(self._starting.method):
                 super().__init__(_Tracing(loader, worker_init_fn=start, **changes))
         except Exception as error:
+            self._shutdown_workers()  # the error may be kept, and with it this object
             explained = self._starting.failed(error)
             if explained is None:
                 raise
