@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -350,9 +351,8 @@ class Labelled(torch.utils.data.Dataset[Any]):
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Labelled:
-    folder = class_folder(tmp_path_factory.mktemp("jpegs"), SAMPLES, ["baseline", "grey"])
-    return Labelled(torchvision.datasets.ImageFolder(folder))
+def labelled(dataset: Any) -> Labelled:
+    return Labelled(dataset)
 
 
 @pytest.fixture
@@ -382,7 +382,7 @@ def torchs(dataset: Any, **given: Any) -> Any:
 @pytest.mark.usefixtures("patched")
 def test_lightning_with_torchs_loaders(labelled: Labelled) -> None:
     torch.manual_seed(1)
-    model = Classifier(lambda: torchs(labelled, shuffle=True))  # type: ignore[arg-type]
+    model = Classifier(lambda: torchs(labelled, shuffle=True))
     runner = trainer(max_epochs=1)
     runner.fit(model)
     loader = runner.train_dataloader
@@ -431,9 +431,8 @@ def test_accelerate_trains(labelled: Labelled, how: str, dispatch: bool, replica
     assert len(batches) == SAMPLES // BATCH // replicas
 
 
-@quiet
-@pytest.mark.filterwarnings("ignore")
-def test_hugging_faces_trainer(labelled: Labelled, tmp_path: Path) -> None:
+def hugging_faces(place: Path) -> dict[str, Any]:
+    """A small model, and how to train it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=16,
@@ -445,7 +444,7 @@ def test_hugging_faces_trainer(labelled: Labelled, tmp_path: Path) -> None:
         num_labels=3,
     )
     arguments = transformers.TrainingArguments(
-        str(tmp_path),
+        str(place),
         num_train_epochs=1,
         per_device_train_batch_size=BATCH,
         dataloader_num_workers=1,
@@ -455,7 +454,15 @@ def test_hugging_faces_trainer(labelled: Labelled, tmp_path: Path) -> None:
         use_cpu=True,
         disable_tqdm=True,
     )
-    dataset = Labelled(labelled, named=True)
+    return {"vit": transformers.ViTForImageClassification(config), "training_arguments": arguments}
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_faces_trainer(labelled: Labelled, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = hugging_faces(tmp_path)
+    names = Labelled(labelled, named=True)
 
     def run() -> tuple[Any, list[Any]]:
         seen: list[Any] = []
@@ -469,7 +476,7 @@ def test_hugging_faces_trainer(labelled: Labelled, tmp_path: Path) -> None:
                 seen.append({name: value.clone() for name, value in inputs.items()})
                 return super().training_step(model, inputs, *rest)
 
-        runner = Trainer(transformers.ViTForImageClassification(config), arguments, None, dataset)
+        runner = Trainer(made["vit"], made["training_arguments"], None, names)
         runner.train()
         return runner.loader, tensors(seen)
 
@@ -514,8 +521,42 @@ def test_timm_trains(labelled: Labelled, prefetcher: bool, epochs: bool) -> None
     with stoker.patch():
         loader = make(is_training=True)
         for images, labels in loader:
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own
         assert stoker.explain(loader).tier in ("recorded", "materialised")
+
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("title", ["Lightning", "Accelerate", "Hugging Face Trainer", "timm"])
+def test_the_pages_snippets_run(
+    title: str,
+    labelled: Labelled,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (snippet,) = re.findall(rf"## {title}\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 3))
+    names: dict[str, Any] = {
+        "torch": torch,
+        "stoker": stoker,
+        "dataset": labelled,
+        "folder": str(Path(labelled.samples[0][0]).parents[1]),
+        "lightning_module": Classifier(),
+        "model": linear,
+        "optimizer": torch.optim.SGD(linear.parameters(), 0.01),
+    }
+    if "transformers" in snippet:
+        names |= hugging_faces(tmp_path)
+        names["dataset_of_dicts"] = Labelled(labelled, named=True)
+    exec(compile(snippet, title, "exec"), names)
+    printed = capsys.readouterr().out
+    assert re.search("tier +(recorded|materialised)", printed) or "explain" not in snippet
 
 
 FASTAI = """
@@ -523,6 +564,10 @@ import sys
 import torch
 import stoker
 from fastai.vision.all import ImageDataLoaders, Learner, Resize, set_seed
+
+folder = sys.argv[1]
+small_model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 3))
+exec(sys.argv[2])
 
 def batches(loaders):
     set_seed(3)
@@ -554,19 +599,21 @@ for workers in (0, 1):
 def test_fastai(labelled: Labelled, tmp_path: Path) -> None:
     """In a process of its own: fastai changes torch's and Pillow's classes."""
     pytest.importorskip("fastai")
+    (snippet,) = re.findall(r"## fastai\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "script.py").write_text(FASTAI)
     path = os.pathsep.join(
         [str(Path(stoker.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     )
     done = subprocess.run(
-        [sys.executable, "script.py", str(Path(labelled.samples[0][0]).parents[1])],
+        [sys.executable, "script.py", str(Path(labelled.samples[0][0]).parents[1]), snippet],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stdout.split() == ["materialised"] * 4, done.stderr
+    assert done.stdout.split()[-4:] == ["materialised"] * 4, done.stderr
+    assert "tier     materialised" in done.stdout
 
 
 # torch itself
