@@ -515,7 +515,7 @@ def test_timm_trains(labelled: Labelled, prefetcher: bool, epochs: bool) -> None
         assert tensors(loader) == expected
         explained = stoker.explain(loader)
         assert explained.tier in ("recorded", "materialised")
-        if given.get("no_aug") and not prefetcher:
+        if given.get("no_aug", not given):
             assert served_recorded(loader, SAMPLES)
     model = timm.create_model("test_vit", num_classes=3, img_size=32)
     with stoker.patch():

@@ -40,6 +40,7 @@ from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw
 from stoker.slots import accelerator_pins
 from stoker.startup import parts_of
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
+from stoker.trace.collate import recordable
 from stoker.trace.iterators import Here, Trace, TracedLoader, inside, iterator, refused
 
 
@@ -385,7 +386,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         blank = self._blank()
         if self.num_workers == 0:
             keyed = KeyedDataset(self.dataset, self.on_error, blank)
-            collate = Reporting(self.collate_fn, keyed)
+            collate = Reporting(recordable(self.collate_fn), keyed)
             trace, pins = self._tracing(), self._pins()
             if trace is not None and self._here is None:
                 self._here = Here(trace, pins)
@@ -414,7 +415,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batch_sampler=cast(Any, draws) if self._auto_collation else None,
             batch_size=1 if self._auto_collation else None,
             num_workers=self.num_workers,
-            collate_fn=Reporting(self.collate_fn, keyed),
+            collate_fn=Reporting(recordable(self.collate_fn), keyed),
             pin_memory=self.pin_memory,
             timeout=self.timeout,
             worker_init_fn=WorkerInit(self.worker_init_fn),

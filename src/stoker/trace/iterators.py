@@ -34,6 +34,7 @@ from stoker.errors import StokerWarning
 from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
 from stoker.trace.check import impossible, patched
+from stoker.trace.collate import recordable
 from stoker.trace.node import Tracing
 from stoker.trace.scope import DECODE, TENSORS, Counts, current
 from stoker.trace.worker import Delivery, Recorder, Replay
@@ -325,6 +326,7 @@ class TracingIterator(WorkersIterator):
             loader,
             Recordings(depth, keep, Tracing.order),
             pin_memory=loader.pin_memory and not self._pins,
+            collate_fn=recordable(loader.collate_fn),
         )
         # Not before: the workers are forked without our threads.
         self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
@@ -406,7 +408,8 @@ class TracingIteratorHere(_SingleProcessDataLoaderIter):
         iterable = loader._dataset_kind == _DatasetKind.Iterable
         self._here = Here(trace, loader.pin_memory and accelerator_pins(), iterable)
         pin = loader.pin_memory and not self._here.pins
-        super().__init__(_Tracing(loader, pin_memory=pin))
+        collate = recordable(loader.collate_fn)
+        super().__init__(_Tracing(loader, pin_memory=pin, collate_fn=collate))
 
     def _next_data(self) -> Any:
         index = self._next_index()  # type: ignore[no-untyped-call]
