@@ -418,6 +418,7 @@ def test_a_full_place_is_as_a_small_one(folder: Path, monkeypatch: pytest.Monkey
     def full(*arguments: Any) -> Any:
         raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
 
+    monkeypatch.setattr(iterators, "free_bytes", lambda: 10**12)  # it was free before
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
     monkeypatch.setattr(torch.UntypedStorage, "_new_using_fd_cpu", full)
     dataset = Images(folder, "stock")
