@@ -24,6 +24,7 @@ from torchvision.transforms import functional as F
 
 import stoker
 from pictures import picture, save
+from stoker import startup
 from stoker.crossing import Piped
 from stoker.trace import iterators
 from tracing import canonical
@@ -72,6 +73,10 @@ def message(**given: Any) -> str:
 # What cannot be pickled
 
 
+SPAWN = multiprocessing.get_context("spawn")
+WIDE = torch.arange(60_000, dtype=torch.float32).view(200, 300)
+
+
 def _locals() -> dict[str, Callable[[], dict[str, Any]]]:
     class Local(Numbers):
         pass
@@ -87,6 +92,9 @@ def _locals() -> dict[str, Callable[[], dict[str, Any]]]:
         r"dataset is a .*Local": lambda: {"dataset": Local()},
         r"dataset.transform\['open'\] is a _thread.lock": lambda: {
             "dataset": Numbers({"open": threading.Lock()})
+        },
+        r"dataset.transform\[2\] is a lambda": lambda: {
+            "dataset": Numbers([WIDE, SPAWN.Value("i", 3), lambda: None])
         },
         r"collate_fn is a lambda": lambda: {"collate_fn": lambda samples: samples},
         r"worker_init_fn is the function _locals.<locals>.initialise": lambda: {
@@ -108,6 +116,18 @@ def test_what_cannot_be_sent_is_named(wanted: str, tier: str) -> None:
     assert 'multiprocessing_context="fork"' in text
     assert caught.value.__suppress_context__
     assert not multiprocessing.active_children()
+
+
+def test_looking_for_names_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(startup, "_script", lambda: None)  # as at the prompt
+    dataset = Numbers([WIDE.clone(), SPAWN.Value("i", 3)])
+    loader = stoker.DataLoader(dataset, 4, num_workers=1, multiprocessing_context="spawn")
+    assert startup.Starting.of(loader).prevented() is None  # nothing is of __main__
+    request.getfixturevalue("no_leaks")
+    for _ in range(3):
+        assert startup.Starting.of(loader).prevented() is None
 
 
 class Odd(Numbers):
@@ -353,9 +373,6 @@ def test_batches_go_through_the_pipe(kind: str, tier: str, folder: Path) -> None
     assert [images.is_shared() for images, _ in result if crosses] == [False] * 3 * crosses
     assert [labels.is_shared() for _, labels in result] == [True] * 3  # these fit
     list(loader)  # said once
-
-
-WIDE = torch.arange(60_000, dtype=torch.float32).view(200, 300)
 
 
 class Things(Dataset[Any]):

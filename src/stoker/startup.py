@@ -19,8 +19,10 @@ import pickle
 import pickletools
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import process, spawn
+from multiprocessing import context, process, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -51,9 +53,9 @@ class Starting:
     @classmethod
     def of(cls, loader: Any) -> Starting:
         """Those of ``loader``, which may know its `parts` better than by its attributes."""
-        context = loader.multiprocessing_context or multiprocessing
+        start = loader.multiprocessing_context or multiprocessing
         return cls(
-            context.get_start_method(),
+            start.get_start_method(),
             loader.num_workers,
             getattr(loader, "parts", None) or parts_of(loader),
         )
@@ -208,9 +210,21 @@ def _defined_in_main(parts: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@contextmanager
+def _as_if_starting() -> Iterator[None]:
+    """Lets objects be pickled that only a worker's start may pickle; nothing waits for a reader."""
+    popen: Any = types.SimpleNamespace(duplicate_for_child=int, DupFd=int)
+    context.set_spawning_popen(popen)
+    try:
+        yield
+    finally:
+        context.set_spawning_popen(None)
+
+
 def _pickling_error(value: Any, pickler: Any = ForkingPickler) -> Exception | None:
     try:
-        pickler(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(value)
+        with _as_if_starting():
+            pickler(_Nowhere(), pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:  # noqa: BLE001  user code pickles, and may raise anything
         return error
     return None
