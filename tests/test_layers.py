@@ -40,13 +40,18 @@ ROWS = [
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow pillow_heif google_crc32c",
     ),
-    _row("lower_augmentations", "torch"),
-    _row("lower feed keyed explain trace transfer samplers", "numpy torch PIL", "torchvision timm"),
+    _row("lower_augmentations startup crossing", "numpy torch"),
+    _row(
+        "lower feed keyed explanation trace transfer samplers",
+        "numpy torch PIL",
+        "torchvision timm",
+    ),
     _row("iterate tiers", "numpy torch PIL"),
-    _row("tiers iterate explain", "numpy torch PIL"),
     _row("loader", "numpy torch"),
-    _row("patch diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
+    _row("patching diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
+    _row("run"),
     _row("cli", "numpy torch PIL typer rich", "torchvision"),
+    _row("__main__"),
 ]
 
 # Of rows that may know torch, these do not: plain memory in, plain memory out.

@@ -29,8 +29,13 @@ def test_exported_names() -> None:
         "StokerError",
         "StokerWarning",
         "UnsupportedError",
+        "WorkerError",
         "__version__",
+        "accelerate",
+        "explain",
         "open",
+        "patch",
+        "unpatch",
     ]
     assert all(hasattr(stoker, name) for name in stoker.__all__)
 
@@ -71,6 +76,7 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["bench"], ["--labels", "--recipe", "--json"]),
         (["parity"], ["--labels", "--recipe", "--json"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
+        (["run"], ["SCRIPT"]),
     ],
 )
 def test_help(arguments: list[str], options: list[str]) -> None:

@@ -696,7 +696,7 @@ def test_unknown_versions_of_torch_trace_nothing(
     from stoker.trace import iterators
 
     monkeypatch.setattr(torch, "__version__", "9.9.0")
-    iterators.prevented.cache_clear()
+    iterators.unknown.cache_clear()
     try:
         dataset = ImageDataset(folder, v1.Compose(CHAINS["v1 train"]))
         loader = stoker.DataLoader(dataset, 6, num_workers=0, seed=2)
@@ -708,7 +708,7 @@ def test_unknown_versions_of_torch_trace_nothing(
         assert loader.explain().tier == "keyed"
         assert "torch 9.9.0" in str(loader.explain())
     finally:
-        iterators.prevented.cache_clear()
+        iterators.unknown.cache_clear()
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

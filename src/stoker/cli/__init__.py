@@ -1,4 +1,4 @@
-"""The command line: `stoker bench`, `parity` and `pack`, each in a file of its own.
+"""The command line: `stoker bench`, `parity`, `pack` and `run`, each in a file of its own.
 
 Exit status: 0 done, 1 the data or the machine would not do (the message names file, reason and
 remedy) or `parity` found a difference, 2 wrong arguments.
@@ -17,6 +17,7 @@ from rich.text import Text
 from stoker.cli.bench import bench
 from stoker.cli.pack import pack
 from stoker.cli.parity import parity
+from stoker.cli.run import run
 from stoker.errors import StokerError
 
 app = typer.Typer(
@@ -30,6 +31,9 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(parity)
 app.command()(pack)
+app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(run)
 
 
 def _show_version(wanted: bool) -> None:

@@ -85,8 +85,8 @@ def pack(
     console = Console()
     console.print(
         f"{packed.samples:,} images, {packed.image_bytes / 2**20:,.1f} MiB, in "
-        f"{len(packed.shards):,} shard{'s' * (len(packed.shards) > 1)} of {packed.shard_bytes / 2**20:,.1f} MiB{there}; compared "
-        f"with their source; {packed.seconds:.1f} s, {rate:,.0f} images/s",
+        f"{len(packed.shards):,} shard{'s' * (len(packed.shards) > 1)} of "
+        f"{packed.shard_bytes / 2**20:,.1f} MiB{there}; compared with their source; {packed.seconds:.1f} s, {rate:,.0f} images/s",
         highlight=False,
         markup=False,
         soft_wrap=True,
