@@ -83,10 +83,11 @@ def pack(
     rate = packed.samples / max(packed.seconds, 1e-9)
     there = f", {packed.found:,} of them found there" if packed.found else ""
     console = Console()
+    shards = f"{len(packed.shards):,} shard{'s' * (len(packed.shards) > 1)}"
     console.print(
-        f"{packed.samples:,} images, {packed.image_bytes / 2**20:,.1f} MiB, in "
-        f"{len(packed.shards):,} shard{'s' * (len(packed.shards) > 1)} of "
-        f"{packed.shard_bytes / 2**20:,.1f} MiB{there}; compared with their source; {packed.seconds:.1f} s, {rate:,.0f} images/s",
+        f"{packed.samples:,} images, {packed.image_bytes / 2**20:,.1f} MiB, in {shards} of "
+        f"{packed.shard_bytes / 2**20:,.1f} MiB{there}; compared with their source; "
+        f"{packed.seconds:.1f} s, {rate:,.0f} images/s",
         highlight=False,
         markup=False,
         soft_wrap=True,
