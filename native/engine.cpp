@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <ctime>
 #include <memory>
 #include <new>
 #include <utility>
@@ -18,6 +19,17 @@ Executor& calling_thread_executor(SimdLevel level) {
     built = level;
   }
   return *executor;
+}
+
+// CPU time of the calling thread; time that passes, where the system does not tell.
+int64_t cpu_ns() {
+#ifdef CLOCK_THREAD_CPUTIME_ID
+  timespec used{};
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0)
+    return int64_t{used.tv_sec} * 1'000'000'000 + used.tv_nsec;
+#endif
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
 }  // namespace
@@ -48,8 +60,7 @@ Status image_size(const Files& files, int64_t row, int& height, int& width) {
   try {
     const FileBytes file = read_file(files, row, executor.file());
     if (file.status != Status::ok) return file.status;
-    return executor.size({files.max_pixels, files.upright}, executor.file().data(), file.size,
-                         height, width);
+    return executor.size({files.max_pixels, files.upright}, file.data, file.size, height, width);
   } catch (const std::bad_alloc&) {
     return Status::out_of_memory;
   }
@@ -146,6 +157,7 @@ void Pool::work() {
 void Pool::run_sample(Executor& executor, Session& session, const std::shared_ptr<Batch>& batch,
                       int sample) {
   const Files& files = *batch->files;
+  const int64_t begun = cpu_ns();
   Status status;
   try {
     const FileBytes file = read_file(files, batch->rows[sample], executor.file());
@@ -153,13 +165,15 @@ void Pool::run_sample(Executor& executor, Session& session, const std::shared_pt
     status = file.status;
     if (status == Status::ok) {
       const jpeg::Limits limits{files.max_pixels, files.upright};
-      status = executor.run_encoded(batch->plan_of(sample), limits, executor.file().data(),
-                                    file.size, batch->keys[sample], batch->height, batch->width,
+      status = executor.run_encoded(batch->plan_of(sample), limits, file.data, file.size,
+                                    batch->keys[sample], batch->height, batch->width,
                                     batch->out + batch->sample_bytes * sample);
     }
   } catch (const std::bad_alloc&) {
     status = Status::out_of_memory;
   }
+  session.cpu_ns += cpu_ns() - begun;
+  session.samples++;
   if (declined(status)) {
     const std::lock_guard lock(mutex_);
     batch->statuses[sample] = status;

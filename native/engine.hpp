@@ -125,6 +125,9 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   explicit Session(int threads) : limit(threads) {}
 
+  // Samples that were read, decoded and transformed natively, and the CPU time of that.
+  std::atomic<int64_t> samples{0}, cpu_ns{0};
+
  private:
   friend class Pool;
   const int limit;

@@ -478,7 +478,7 @@ def _told(*transforms: Any) -> str:
         (v1.RandAugment(magnitude=31), "magnitude=31"),
         (v1.RandAugment(magnitude=-1), "magnitude=-1"),
         (v1.RandAugment(num_magnitude_bins=1, magnitude=0), "num_magnitude_bins=1"),
-        (v2.RandAugment(interpolation="box"), "interpolation=box"),
+        (v2.RandAugment(interpolation=MODE.BOX), "interpolation=box"),
         (v1.TrivialAugmentWide(fill=256), "fill=256"),
         (v2.AutoAugment(fill={Image.Image: 1, "others": 0}), "fill={"),
         (v1.RandomRotation(10, MODE.LANCZOS), "interpolation=lanczos"),

@@ -38,7 +38,7 @@ ROWS = [
     _row(
         "sources fallback proof",
         "numpy PIL torch platformdirs rich",
-        "torchvision lmdb pyarrow pillow_heif",
+        "torchvision lmdb pyarrow pillow_heif google_crc32c",
     ),
     _row("lower_augmentations startup crossing", "numpy torch"),
     _row(
@@ -62,6 +62,8 @@ WITHIN_A_ROW = [
     ("sources", "sources.*", "lazily"),
     ("sources.*", "sources.index", "anywhere"),
     ("sources.filelist", "sources.labels", "anywhere"),
+    ("sources.*", "sources.shards", "anywhere"),
+    ("sources.*", "sources.protobuf", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

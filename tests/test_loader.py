@@ -847,6 +847,8 @@ def test_explain_names_what_matters(folder: Path) -> None:
         prefetch_factor=3,
         worker_init_fn=lambda worker: None,
     )
+    for _ in loader:
+        pass
     text = str(loader.explain())
     for word in (
         "lowered",
@@ -854,6 +856,7 @@ def test_explain_names_what_matters(folder: Path) -> None:
         "40 samples",
         "3 batches",
         "MiB",
+        "ms of CPU",
         "worker_init_fn",
     ):
         assert word in text, text

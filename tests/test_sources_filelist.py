@@ -272,6 +272,8 @@ def test_absent_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("a.jpg 1\n")
     with pytest.raises(SourceError, match="No such file"):
         ImageDataset(tmp_path / "images", tmp_path / "labels.txt")
+    with pytest.raises(SourceError, match="the folder comes first"):
+        ImageDataset(tmp_path / "labels.txt", tmp_path)
 
 
 # Any names

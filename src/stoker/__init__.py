@@ -17,7 +17,7 @@ from stoker.errors import (
 if TYPE_CHECKING:
     from stoker.loader import DataLoader
     from stoker.patching import accelerate, explain, patch, unpatch
-    from stoker.sources import ImageDataset, ImageFolder
+    from stoker.sources import ImageDataset, ImageFolder, open
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "explain",
+    "open",
     "patch",
     "unpatch",
 ]
@@ -45,6 +46,7 @@ _PLACES = {
     "ImageFolder": "stoker.sources",
     "accelerate": "stoker.patching",
     "explain": "stoker.patching",
+    "open": "stoker.sources",
     "patch": "stoker.patching",
     "unpatch": "stoker.patching",
 }

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import _native
+from stoker.augmentations import ADJUSTMENTS
 from stoker.plan import Plan, Size, Tail
 
 STATUS_REASONS = {
@@ -55,8 +56,25 @@ def native_plan(plan: Plan) -> _native.Plan:
 OPERATIONS = {name: float(place) for place, (name, _) in enumerate(_native.operations())}
 """The first number of each operation in the code of a recorded sample; its own numbers follow."""
 
+_ADJUSTMENTS = {number: name for name, number in ADJUSTMENTS.items()}
+
 Code = tuple[float, ...]
 """The operations of a recorded sample, see native/plan.cpp."""
+
+
+def names_of(code: Code) -> list[str]:
+    """The operations of ``code``, by name; adjustments by theirs."""
+    known, names, at = _native.operations(), list[str](), 0
+    while at < len(code):
+        name, numbers = known[int(code[at])]
+        names.append(_ADJUSTMENTS[int(code[at + 1])] if name == "adjust" else name)
+        at += 1 + numbers
+    return names
+
+
+def per_sample(seconds: float, samples: int) -> str:
+    """A cost in words."""
+    return f"{seconds / samples * 1e3:.2f} ms of CPU a sample"
 
 
 @lru_cache(maxsize=64)
@@ -196,6 +214,11 @@ class Session:
         """False once closed, and in a child forked after it was made."""
         return not self.closed and self.is_ours()
 
+    def cost(self) -> str:
+        """What native code costs per sample, on average so far; "" before the first."""
+        samples = self._native.samples
+        return per_sample(self._native.cpu_seconds, samples) if samples else ""
+
     def require_usable(self) -> None:
         """Raises RuntimeError where nothing can be had from the session any more."""
         if not self.usable:
@@ -312,6 +335,8 @@ def native_files(
     max_pixels: int | None,
     upright: bool,
     identities: NDArray[np.int64] | None = None,
+    extents: tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None = None,
+    contents: tuple[NDArray[np.uint8], NDArray[np.uint64]] | None = None,
 ) -> _native.Files:
     """The native view of a path table; keeps the arrays alive, copies nothing.
 
@@ -324,9 +349,21 @@ def native_files(
         upright: images that EXIF turns are declined.
         identities: of shape (files, 4): device, inode, size and time of change in ns that a file
             must have.
+        extents: of each row, in which file its bytes are, where they begin, and how many they are;
+            left out, a row is a whole file.
+        contents: bytes of rows that are in memory, and where each begins and the last ends; rows
+            without any are read from their files.
     """
     return _native.Files(
-        os.fsencode(root), names, offsets, max_bytes, max_pixels, upright, identities
+        os.fsencode(root),
+        names,
+        offsets,
+        max_bytes,
+        max_pixels,
+        upright,
+        identities,
+        extents,
+        contents,
     )
 
 

@@ -468,6 +468,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ]
         if idle:
             facts["no effect"] = f"{', '.join(idle)}: there are no worker processes"
+        if self._feed is not None and (cost := self._feed.session.cost()):
+            facts["cost"] = cost
         if self._feed is not None and self._feed.fallback.decoded:
             facts["by Pillow"] = f"{self._feed.fallback.decoded} samples decoded so far"
         return Explanation("lowered", facts=facts)

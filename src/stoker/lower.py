@@ -1,12 +1,11 @@
 """Stock transforms to a plan: reads torchvision's objects without running them on images.
 
 Nothing is guessed. Every object must be a genuine stock transform with attributes of the expected
-kind; whatever is not is refused by name. ``python -m stoker.lower`` writes docs/transforms.md.
+kind; whatever is not is refused by name. ``scripts/docs`` writes docs/transforms.md.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -432,7 +431,7 @@ def _normalisation(transforms: list[Any]) -> tuple[_Triple, _Triple]:
 _INTRODUCTION = """\
 # Transforms that run natively
 
-Written by `python -m stoker.lower` from the lowering table; a test compares the two.
+Written by `scripts/docs` from the lowering table; a test compares the two.
 
 A transform runs natively where every part of it is in this table, unchanged: no subclass with
 methods of its own, no hook, no patch. `Compose` and `Sequential` may be nested. Everything else
@@ -469,7 +468,3 @@ def documentation() -> str:
         for name, rule in RULES.items()
     ]
     return _INTRODUCTION + "\n".join(rows) + "\n" + _REMARKS
-
-
-if __name__ == "__main__":
-    sys.stdout.write(documentation())

@@ -30,6 +30,7 @@ from torch.utils.data.dataloader import (
 
 from stoker import machine, startup
 from stoker.crossing import Piped, Room, free_bytes
+from stoker.engine import Session, per_sample
 from stoker.errors import StokerWarning
 from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
@@ -85,16 +86,21 @@ class Trace:
     Attributes:
         counts: of all batches that were taken.
         threads: native threads beside the workers.
+        session: the native threads' of the newest iterator.
     """
 
     counts: Counts = field(default_factory=Counts)
     batches: int = 0
     threads: int = 0
+    session: Session | None = None
 
     def __post_init__(self) -> None:
         # Workers that record leave most of their time to the threads: of two cores, both decode.
         cores = machine.most_workers()
         self.threads = self.threads or max(min(2, cores), cores - 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "session": None}  # it belongs to this process
 
     def add(self, counts: Counts) -> None:
         """Takes note of what happened in making a batch."""
@@ -122,6 +128,12 @@ class Trace:
         }
         shown = [f"{number} {name}" for name, number in numbers.items() if number]
         facts = {"samples": ", ".join(shown)} if shown else {}
+        if counts.plans:
+            facts["recorded"] = "; or ".join(plan for plan, _ in counts.plans.most_common(2))
+        if counts.samples:
+            facts["cost"] = f"{per_sample(counts.seconds, counts.samples)} in the dataset's code"
+            if self.session is not None and (native := self.session.cost()):
+                facts["cost"] += f", {native} in native threads"
         if counts.lines:
             facts["made early"] = "; ".join(
                 f"{line} ({number}x)"
@@ -330,6 +342,7 @@ class TracingIterator(WorkersIterator):
         )
         # Not before: the workers are forked without our threads.
         self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
+        trace.session = self._receiver.session
         self._replays, self._asked = _Relay(), 0
         stop = threading.Event()
         self._data_queue = _Relay()
@@ -428,6 +441,7 @@ class Here:
     def __init__(self, trace: Trace, pins: bool, iterable: bool = False) -> None:
         self.trace, self.pins = trace, pins
         self._receiver = wire.Receiver(trace.threads, pins, 3)
+        trace.session = self._receiver.session
         self._recorder = Recorder(DECODE if iterable else TENSORS, 1)
         self._end = weakref.finalize(self, self._receiver.close)
 

@@ -21,6 +21,10 @@ _LINES = 16
 """Source lines are looked up for so many reasons; more are only counted."""
 
 
+_PLANS = 64
+"""So many kinds of samples are told apart: random operations give ever new ones."""
+
+
 class Undone(BaseException):
     """What was deferred cannot be done: the batch must run again with nothing deferred.
 
@@ -40,6 +44,9 @@ class Counts:
         values: tensors that were made in a worker because code needed their values.
         replayed: batches that ran a second time.
         declined: images that Pillow decoded after the native decoder had declined.
+        samples: that were asked for.
+        seconds: of CPU that the worker's thread spent on them.
+        plans: what crossed, in words; counted once a batch.
         lines: reasons, with the user's source line.
     """
 
@@ -49,6 +56,9 @@ class Counts:
     values: int = 0
     replayed: int = 0
     declined: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    plans: Counter[str] = field(default_factory=Counter)
     lines: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Counts) -> None:
@@ -59,6 +69,11 @@ class Counts:
         self.values += other.values
         self.replayed += other.replayed
         self.declined += other.declined
+        self.samples += other.samples
+        self.seconds += other.seconds
+        for plan, batches in other.plans.items():
+            if plan in self.plans or len(self.plans) < _PLANS:
+                self.plans[plan] += batches
         self.lines.update(other.lines)
 
     def __bool__(self) -> bool:

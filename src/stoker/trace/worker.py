@@ -11,6 +11,7 @@ Note [Replays]
 from __future__ import annotations
 
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +22,10 @@ import torch
 
 from stoker.draws import Draw
 from stoker.trace import wire
-from stoker.trace.scope import DECODE, IMAGES, TENSORS, Counts, Scope, Undone, recording
+from stoker.trace.scope import DECODE, Counts, Scope, Undone, recording
 
 _PATIENCE = 4
 """So many replays are put up with before their share of all batches is looked at."""
-
-_SAMPLES = 16
-"""After so many deferred tensors it is looked at whether deferring them was of any use."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,13 @@ class Recorder:
 
     def fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
         """Runs ``fetch(index)``, recording; raises what it raises."""
+        begun = time.thread_time()
+        delivery = self._fetch(fetch, index)
+        delivery.counts.seconds = time.thread_time() - begun
+        delivery.counts.samples = _samples(index)
+        return delivery
+
+    def _fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
         if isinstance(index, Replay):
             return self._again(fetch, index)
         if self.depth == DECODE:
@@ -146,11 +151,19 @@ class Recorder:
             restore(now)
 
     def _learn(self, counts: Counts) -> None:
-        """Defers less where it has not paid."""
+        """Defers nothing any more where batches keep running again.
+
+        To have deferred what is made at once costs nothing: it is made natively, in one go.
+        """
         self.batches += 1
         self.total.add(counts)
         total = self.total
-        if self.depth == TENSORS and total.values >= _SAMPLES and total.values > total.recorded:
-            self.depth = IMAGES
         if total.replayed > _PATIENCE and 4 * total.replayed > self.batches:
             self.depth = DECODE
+
+
+def _samples(index: Any) -> int:
+    """How many samples are asked for."""
+    if isinstance(index, Draw):
+        return len(index.indices)
+    return sum(map(_samples, index)) if isinstance(index, list) else 1
