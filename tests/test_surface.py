@@ -75,6 +75,7 @@ def test_loader_keeps_torchs_defaults() -> None:
         ([], []),
         (["bench"], ["--labels", "--recipe", "--json"]),
         (["parity"], ["--labels", "--recipe", "--json"]),
+        (["run"], ["SCRIPT"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
         (["run"], ["SCRIPT"]),
     ],

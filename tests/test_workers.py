@@ -94,7 +94,7 @@ def _locals() -> dict[str, Callable[[], dict[str, Any]]]:
             "dataset": Numbers({"open": threading.Lock()})
         },
         r"dataset.transform\[2\] is a lambda": lambda: {
-            "dataset": Numbers([WIDE, SPAWN.Value("i", 3), lambda: None])
+            "dataset": Numbers([WIDE.clone(), SPAWN.Value("i", 3), lambda: None])
         },
         r"collate_fn is a lambda": lambda: {"collate_fn": lambda samples: samples},
         r"worker_init_fn is the function _locals.<locals>.initialise": lambda: {

@@ -100,6 +100,9 @@ class Trace:
         cores = machine.most_workers()
         self.threads = self.threads or max(min(2, cores), cores - 1)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "session": None}  # it belongs to this process
+
     def add(self, counts: Counts) -> None:
         """Takes note of what happened in making a batch."""
         self.batches += 1
