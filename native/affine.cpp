@@ -169,6 +169,14 @@ Interpolate interpolation(SimdLevel level, Filter filter) {
   return filter == Filter::bilinear ? interpolate_row<2> : interpolate_row<4>;
 }
 
+Source source_of(const View& view, const Step& step) {
+  return {view.pixels,
+          view.stride,
+          view.rect.width,
+          view.rect.height,
+          {step.fill[0], step.fill[1], step.fill[2], 0}};
+}
+
 }  // namespace
 
 double shear_degrees(double magnitude) { return arc_tangent(magnitude) * (180.0 / kPi); }
@@ -230,14 +238,35 @@ void rotation_matrix(double angle, const double* center, bool expand, int64_t& w
   height = static_cast<int64_t>(new_height);
 }
 
+void apply_perspective(const View& view, const Step& step, const Rect& wanted, uint8_t* out) {
+  const Source source = source_of(view, step);
+  const double* m = step.matrix;
+  const auto inside = [&](const Point& at) {
+    return at.x >= 0.0 && at.x < source.width && at.y >= 0.0 && at.y < source.height;
+  };
+  for (int row = wanted.y; row < wanted.bottom(); ++row) {
+    const double y = row + 0.5;
+    for (int column = wanted.x; column < wanted.right(); ++column, out += 3) {
+      const double x = column + 0.5, divisor = m[6] * x + m[7] * y + 1;
+      const Point at{(m[0] * x + m[1] * y + m[2]) / divisor,
+                     (m[3] * x + m[4] * y + m[5]) / divisor};
+      if (!inside(at))
+        std::memcpy(out, source.fill, 4);
+      else if (step.filter == Filter::nearest)
+        copy(source, coordinate(at.x), coordinate(at.y), out);
+      else if (step.filter == Filter::bilinear)
+        interpolate<2>(source, at.x, at.y, out);
+      else
+        interpolate<4>(source, at.x, at.y, out);
+    }
+  }
+}
+
 void apply_affine(SimdLevel level, const View& view, const Step& step, const Rect& wanted,
                   uint8_t* out) {
-  const Source source{view.pixels,
-                      view.stride,
-                      view.rect.width,
-                      view.rect.height,
-                      {step.fill[0], step.fill[1], step.fill[2], 0}};
-  const double (&m)[6] = step.matrix;
+  const Source source = source_of(view, step);
+  const double m[6] = {step.matrix[0], step.matrix[1], step.matrix[2],
+                       step.matrix[3], step.matrix[4], step.matrix[5]};
   if (step.filter != Filter::nearest) {
     const Interpolate row = interpolation(level, step.filter);
     for (int y = wanted.y; y < wanted.bottom();

@@ -31,4 +31,7 @@ double shear_degrees(double magnitude);
 void apply_affine(SimdLevel level, const View& source, const Step& step, const Rect& wanted,
                   uint8_t* out);
 
+// The same after a perspective step.
+void apply_perspective(const View& source, const Step& step, const Rect& wanted, uint8_t* out);
+
 }  // namespace stoker

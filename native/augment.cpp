@@ -50,6 +50,30 @@ bool Resolver::affine(const double (&matrix)[6], int64_t width, int64_t height,
   return true;
 }
 
+bool Resolver::perspective(const double* n) {
+  const double* m = n + 2;
+  const double width = n[0], height = n[1];
+  for (int i = 0; i < 8; ++i)
+    if (!(std::fabs(m[i]) < 1e6)) return false;
+  // Never through infinity: the divisor is greatest and least in the corners.
+  for (const double x : {0.0, width})
+    for (const double y : {0.0, height})
+      if (!(m[6] * x + m[7] * y + 1 > 1e-6)) return false;
+  Step* step = add(Step::Kind::perspective, integer(width), integer(height));
+  if (!step) return false;
+  std::copy(m, m + 8, step->matrix);
+  const Sampling sampling = sampling_of(n + 10);
+  step->filter = sampling.filter;
+  std::copy(sampling.fill, sampling.fill + 3, step->fill);
+  return true;
+}
+
+bool Resolver::look_up(const double* tables) {
+  Step* step = add(Step::Kind::look_up, width_, height_);
+  if (step) step->tables = tables;
+  return step != nullptr;
+}
+
 // Image.rotate. center: x, y, or null for the middle.
 bool Resolver::rotate(double angle, bool expand, const double* center, const Sampling& sampling) {
   angle = std::fmod(angle, 360.0);

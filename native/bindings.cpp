@@ -125,7 +125,7 @@ void bind_plan(nb::module_& module) {
           item["mode"] = modes[static_cast<int>(step.mode)];
           item["fill"] = nb::make_tuple(step.fill[0], step.fill[1], step.fill[2]);
           item["amount"] = step.amount;
-          const double (&m)[6] = step.matrix;
+          const double (&m)[8] = step.matrix;
           item["matrix"] = nb::make_tuple(m[0], m[1], m[2], m[3], m[4], m[5]);
           item["erased_size"] = nb::make_tuple(step.erased_height, step.erased_width);
           list.append(item);
@@ -189,35 +189,64 @@ void bind_random(nb::module_& module) {
       });
 }
 
+// Ascending, from the beginning of what they divide to its end at most.
+void require_offsets(const Offsets& offsets, size_t size) {
+  if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
+  const uint64_t* o = offsets.data();
+  for (size_t i = 0; i + 1 < offsets.size(); i++)
+    if (o[i] > o[i + 1]) throw nb::value_error("offsets must not descend");
+  if (o[offsets.size() - 1] > size)
+    throw nb::value_error("offsets must lie inside of what they divide");
+}
+
 void bind_engine(nb::module_& module) {
   nb::class_<Files>(module, "Files")
       .def(
           "__init__",
           [](Files* self, const nb::bytes& root, const Bytes1d& names, const Offsets& offsets,
              std::optional<int64_t> max_bytes, std::optional<int64_t> max_pixels, bool upright,
-             const std::optional<Identities>& identities) {
+             const std::optional<Identities>& identities, const std::optional<Extents>& extents,
+             const std::optional<Contents>& contents) {
             if (identities && identities->shape(0) + 1 != offsets.size())
               throw nb::value_error("one identity per file");
-            if (offsets.size() < 1) throw nb::value_error("offsets must hold one number at least");
-            const uint64_t* o = offsets.data();
-            for (size_t i = 0; i + 1 < offsets.size(); i++)
-              if (o[i] > o[i + 1]) throw nb::value_error("offsets must not descend");
-            if (o[offsets.size() - 1] > names.size())
-              throw nb::value_error("offsets must lie inside names");
+            require_offsets(offsets, names.size());
+            if (contents) {
+              const auto& [bytes, places] = *contents;
+              if (extents || places.size() != offsets.size())
+                throw nb::value_error("one content per file");
+              require_offsets(places, bytes.size());
+            }
             new (self) Files();
             const char* text = static_cast<const char*>(root.data());
             self->root.assign(text, text + root.size());
             self->names = reinterpret_cast<const char*>(names.data());
-            self->offsets = o;
+            self->offsets = offsets.data();
             self->count = static_cast<int64_t>(offsets.size()) - 1;
             if (max_bytes) self->max_bytes = *max_bytes;
             if (max_pixels) self->max_pixels = *max_pixels;
             self->upright = upright;
             if (identities) self->identities = identities->data();
+            if (contents) {
+              self->contents = std::get<0>(*contents).data();
+              self->content_offsets = std::get<1>(*contents).data();
+            }
+            if (!extents) return;
+            const auto& [shards, begins, lengths] = *extents;
+            if (begins.size() != shards.size() || lengths.size() != shards.size())
+              throw nb::value_error("one shard, begin and length per row");
+            for (size_t i = 0; i < shards.size(); i++)
+              if (shards.data()[i] + uint64_t{1} >= offsets.size() || begins.data()[i] < 0 ||
+                  lengths.data()[i] < 0)
+                throw nb::value_error("extents must lie inside of the shards");
+            self->shards = shards.data();
+            self->begins = begins.data();
+            self->lengths = lengths.data();
+            self->count = static_cast<int64_t>(shards.size());
           },
           "root"_a, "names"_a, "offsets"_a, "max_bytes"_a.none(), "max_pixels"_a.none(),
-          "upright"_a, "identities"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-          nb::keep_alive<1, 8>());
+          "upright"_a, "identities"_a = nb::none(), "extents"_a = nb::none(),
+          "contents"_a = nb::none(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+          nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>());
   module.def(
       "image_size",
       [](const Files& files, int64_t row) -> std::optional<std::pair<int, int>> {

@@ -35,6 +35,11 @@ using Rows = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Keys = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Image = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::device::cpu>;
+// Bytes, and where each part of them begins and the last ends.
+using Contents = std::tuple<Bytes1d, Offsets>;
+using Extents = std::tuple<nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>,
+                           nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>,
+                           nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>;
 using Identities = nb::ndarray<const int64_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Code = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pixels = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;

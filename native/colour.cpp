@@ -91,6 +91,13 @@ int mean_luma(const ColourKernels& kernels, const View& image) {
   return static_cast<int>(static_cast<double>(sum) / count + 0.5);
 }
 
+void unpack(const double* numbers, uint8_t* tables) {
+  for (int i = 0; i < kTableNumbers; ++i) {
+    auto six = static_cast<uint64_t>(numbers[i]);
+    for (int k = 5; k >= 0; --k, six >>= 8) tables[6 * i + k] = static_cast<uint8_t>(six);
+  }
+}
+
 void simple_table(const Step& step, uint8_t* table) {
   const int bits = static_cast<int>(step.amount);
   for (int i = 0; i < 256; ++i) {
@@ -114,7 +121,8 @@ bool is_colour(Step::Kind kind) {
     case Step::Kind::posterize:
     case Step::Kind::solarize:
     case Step::Kind::auto_contrast:
-    case Step::Kind::equalize: return true;
+    case Step::Kind::equalize:
+    case Step::Kind::look_up: return true;
     default: return false;
   }
 }
@@ -141,6 +149,10 @@ void apply_colour(SimdLevel level, const Step& step, const View& whole, const Re
             histogram.counts[c], tables[c]);
       break;
     }
+    case Step::Kind::look_up:
+      count = 3;
+      unpack(step.tables, tables[0]);
+      break;
     case Step::Kind::saturation:
     case Step::Kind::hue: count = 0; break;
     default: simple_table(step, tables[0]);

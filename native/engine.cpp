@@ -60,8 +60,7 @@ Status image_size(const Files& files, int64_t row, int& height, int& width) {
   try {
     const FileBytes file = read_file(files, row, executor.file());
     if (file.status != Status::ok) return file.status;
-    return executor.size({files.max_pixels, files.upright}, executor.file().data(), file.size,
-                         height, width);
+    return executor.size({files.max_pixels, files.upright}, file.data, file.size, height, width);
   } catch (const std::bad_alloc&) {
     return Status::out_of_memory;
   }
@@ -166,8 +165,8 @@ void Pool::run_sample(Executor& executor, Session& session, const std::shared_pt
     status = file.status;
     if (status == Status::ok) {
       const jpeg::Limits limits{files.max_pixels, files.upright};
-      status = executor.run_encoded(batch->plan_of(sample), limits, executor.file().data(),
-                                    file.size, batch->keys[sample], batch->height, batch->width,
+      status = executor.run_encoded(batch->plan_of(sample), limits, file.data, file.size,
+                                    batch->keys[sample], batch->height, batch->width,
                                     batch->out + batch->sample_bytes * sample);
     }
   } catch (const std::bad_alloc&) {

@@ -163,7 +163,9 @@ Status Executor::finish(const Plan& plan, View view, void* out) {
       case Step::Kind::pad: apply_pad(view, step, widths_[i], heights_[i], wanted, target); break;
       case Step::Kind::flip_x: apply_flip_x(view, target); break;
       case Step::Kind::flip_y: apply_flip_y(view, target); break;
+      case Step::Kind::transpose: apply_transpose(view, target); break;
       case Step::Kind::affine: apply_affine(level_, view, step, wanted, target); break;
+      case Step::Kind::perspective: apply_perspective(view, step, wanted, target); break;
       case Step::Kind::sharpness:
         apply_sharpness(level_, view, step, widths_[i], heights_[i], wanted, target);
         break;

@@ -61,12 +61,14 @@ Rect source_region(const Step& step, int width, int height, const Rect& wanted) 
     case Step::Kind::pad:
       if (step.mode != PadMode::constant) return whole;
       return intersect({wanted.x - step.x, wanted.y - step.y, wanted.width, wanted.height}, whole);
+    case Step::Kind::transpose: return {wanted.y, wanted.x, wanted.height, wanted.width};
     case Step::Kind::sharpness:
       return intersect({wanted.x - 1, wanted.y - 1, wanted.width + 2, wanted.height + 2}, whole);
     case Step::Kind::contrast:
     case Step::Kind::auto_contrast:
     case Step::Kind::equalize:
-    case Step::Kind::affine: return whole;
+    case Step::Kind::affine:
+    case Step::Kind::perspective: return whole;
     default: return wanted;
   }
 }
@@ -103,6 +105,19 @@ void apply_flip_y(const View& source, uint8_t* out) {
   const size_t row_bytes = static_cast<size_t>(source.rect.width) * 3;
   for (int row = source.rect.height; row-- > 0; out += row_bytes)
     std::memcpy(out, source.pixels + row * source.stride, row_bytes);
+}
+
+void apply_transpose(const View& source, uint8_t* out) {
+  constexpr int kBlock = 16;  // rows that are read together: their cache lines are used whole
+  const int width = source.rect.height, height = source.rect.width;
+  for (int left = 0; left < width; left += kBlock) {
+    const int right = std::min(left + kBlock, width);
+    for (int y = 0; y < height; y++) {
+      const uint8_t* column = source.pixels + static_cast<ptrdiff_t>(y) * 3;
+      uint8_t* row = out + static_cast<ptrdiff_t>(y) * width * 3;
+      for (int x = left; x < right; x++) std::memcpy(row + 3 * x, column + x * source.stride, 3);
+    }
+  }
 }
 
 void apply_gray(uint8_t* pixels, ptrdiff_t stride, int width, int height) {

@@ -26,6 +26,7 @@ void apply_pad(const View& source, const Step& step, int width, int height, cons
                uint8_t* out);
 void apply_flip_x(const View& source, uint8_t* out);
 void apply_flip_y(const View& source, uint8_t* out);
+void apply_transpose(const View& source, uint8_t* out);
 // In place, each pixel becomes Pillow's luma in all three channels.
 void apply_gray(uint8_t* pixels, ptrdiff_t stride, int width, int height);
 

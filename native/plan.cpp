@@ -45,6 +45,10 @@ namespace {
 //                          in each of 3 channels
 //   crop                 x, y, width, height; may lie outside of the image, where pixels are 0
 //   mirror_x, mirror_y   -
+//   transpose            -; rows become columns
+//   perspective          width, height, matrix x 8, filter, fill x 3; see Step
+//   look_up              the 256 bytes that replace each red, then each green, then each blue one;
+//                          six bytes in a number, the first one counts most
 //
 // An operation is its place in enum Operation. A magnitude that is NaN is that of `index` of `bins`
 // between 0 and 150 / 331 of the image's width or height, which the operation translates by.
@@ -80,6 +84,9 @@ constexpr Description kDescriptions[] = {
     {"crop", Op::Kind::crop, 4, false, 1},
     {"mirror_x", Op::Kind::mirror_x, 0, false, 1},
     {"mirror_y", Op::Kind::mirror_y, 0, false, 1},
+    {"transpose", Op::Kind::transpose, 0, false, 1},
+    {"perspective", Op::Kind::perspective, 14, false, 1},
+    {"look_up", Op::Kind::look_up, kTableNumbers, false, 1},
 };
 
 void require(bool condition, std::string_view name, const char* what) {
@@ -202,7 +209,8 @@ void validate(std::string_view name, const Op& op) {
       require(side(n[2]) && side(n[3]), name, "size out of range");
       break;
     case Op::Kind::mirror_x:
-    case Op::Kind::mirror_y: break;
+    case Op::Kind::mirror_y:
+    case Op::Kind::transpose: break;
     case Op::Kind::adjust:
       require(adjustment(n[0], n[1]), name, "unknown step or amount out of range");
       break;
@@ -210,6 +218,16 @@ void validate(std::string_view name, const Op& op) {
       require(side(n[0]) && side(n[1]), name, "size out of range");
       require(finite(n + 2, n + 8), name, "matrix not finite");
       require(sampling(n + 8), name, "filter or fill out of range");
+      break;
+    case Op::Kind::look_up:
+      require(std::all_of(n, n + kTableNumbers,
+                          [](double v) { return whole(v, 0, 281474976710655.0); }),
+              name, "number out of range");
+      break;
+    case Op::Kind::perspective:
+      require(side(n[0]) && side(n[1]), name, "size out of range");
+      require(finite(n + 2, n + 10), name, "matrix not finite");
+      require(sampling(n + 10), name, "filter or fill out of range");
       break;
     case Op::Kind::color_jitter:
       for (int i = 0; i < 4; ++i)

@@ -40,7 +40,10 @@ struct Step {
     auto_contrast,
     equalize,
     affine,
-    erase
+    erase,
+    transpose,
+    perspective,
+    look_up
   };
   Kind kind;
   int width = 0, height = 0;  // of the image after this step
@@ -53,19 +56,23 @@ struct Step {
                       // hue: added to Pillow's hue byte, modulo 256
                       // posterize: bits kept; solarize: the first value that is inverted
   // affine: the source of the centre of pixel (x, y) is (m0 X + m1 Y + m2, m3 X + m4 Y + m5) with
-  // X = x + 0.5 and Y = y + 0.5; outside of the image it is `fill`.
-  double matrix[6] = {0, 0, 0, 0, 0, 0};
+  // X = x + 0.5 and Y = y + 0.5; outside of the image it is `fill`. perspective: both are divided
+  // by m6 X + m7 Y + 1.
+  double matrix[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  // look_up: kTableNumbers numbers of the plan, see plan.cpp.
+  const double* tables = nullptr;
   Filter filter = Filter::bilinear;
   PadMode mode = PadMode::constant;
   uint8_t fill[3] = {0, 0, 0};
 };
 
 constexpr std::string_view kStepNames[] = {
-    "crop",       "resize",   "flip_x",        "flip_y",   "pad",       "gray",
-    "brightness", "contrast", "saturation",    "hue",      "sharpness", "invert",
-    "posterize",  "solarize", "auto_contrast", "equalize", "affine",    "erase"};
+    "crop",          "resize",     "flip_x", "flip_y",    "pad",       "gray",        "brightness",
+    "contrast",      "saturation", "hue",    "sharpness", "invert",    "posterize",   "solarize",
+    "auto_contrast", "equalize",   "affine", "erase",     "transpose", "perspective", "look_up"};
 
 constexpr int kMaxSteps = 32;
+constexpr int kTableNumbers = 128;  // of look_up
 
 struct Steps {
   int count = 0;
@@ -96,7 +103,10 @@ struct Op {
     random_erasing,
     crop,
     mirror_x,
-    mirror_y
+    mirror_y,
+    transpose,
+    perspective,
+    look_up
   };
   Kind kind;
   std::vector<double> numbers;

@@ -40,6 +40,8 @@ bool Resolver::apply(const Op& op) {
       const double matrix[6] = {n[2], n[3], n[4], n[5], n[6], n[7]};
       return affine(matrix, integer(n[0]), integer(n[1]), sampling_of(n + 8));
     }
+    case Op::Kind::perspective: return perspective(n);
+    case Op::Kind::look_up: return look_up(n);
     case Op::Kind::color_jitter: return color_jitter(n);
     case Op::Kind::random_operation: return random_operation(n);
     case Op::Kind::augment: return augment(n);
@@ -50,6 +52,7 @@ bool Resolver::apply(const Op& op) {
     case Op::Kind::crop: return crop(integer(n[0]), integer(n[1]), integer(n[2]), integer(n[3]));
     case Op::Kind::mirror_x: return simple(Step::Kind::flip_x);
     case Op::Kind::mirror_y: return simple(Step::Kind::flip_y);
+    case Op::Kind::transpose: return add(Step::Kind::transpose, height_, width_) != nullptr;
   }
   return false;
 }

@@ -80,6 +80,8 @@ class Resolver {
   // augment.cpp
   bool adjust(Step::Kind kind, double amount);
   bool affine(const double (&matrix)[6], int64_t width, int64_t height, const Sampling& sampling);
+  bool perspective(const double* n);
+  bool look_up(const double* tables);
   bool rotate(double angle, bool expand, const double* center, const Sampling& sampling);
   bool operate(Operation operation, double magnitude, int version, const Sampling& sampling);
   double magnitude(Operation operation, double given, const double* scale) const;

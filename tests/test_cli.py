@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,15 @@ def test_file_without_the_dataset(own: Path, name: str, told: str) -> None:
     with pytest.raises(SourceError, match=told) as caught:
         resolve(f"{own}:{name}", None, None)
     assert str(own) in str(caught.value)
+
+
+def test_shards(classes: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a-0.tar", "w") as file:
+        file.add(classes, "images")
+    data = resolve(f"{tmp_path}/a-{{0..0}}.tar", None, None)
+    assert len(data) == len(stoker.ImageFolder(classes)) and data.recipe == "train"
+    with pytest.raises(SourceError, match="No such file"):
+        resolve(f"{tmp_path}/b-{{0..1}}.tar", None, None)
 
 
 def test_file_that_does_not_import(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import multiprocessing
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from torch.utils.data import DistributedSampler, SequentialSampler
 from torchvision import transforms as T
 
@@ -20,6 +25,7 @@ import stoker
 from pictures import KINDS, class_folder
 from stoker.engine import Batch, Session, pool_threads
 from stoker.samplers import OrderedRandomSampler
+from tracing import canonical
 
 TRAIN = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
 SAMPLES, BATCH = 24, 6
@@ -325,6 +331,291 @@ def test_accelerate_gets_what_it_asks_for(dataset: Any) -> None:
         assert [epochs[rank][number] for rank in range(2)] == [batches[0::2], batches[1::2]]
 
 
+# Frameworks that build torch's loaders, with a Dataset of the user's
+
+
+class Labelled(torch.utils.data.Dataset[Any]):
+    """As in every tutorial."""
+
+    def __init__(self, folder: Any, named: bool = False) -> None:
+        self.samples = list(folder.samples)
+        self.named = named
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        image = TRAIN(Image.open(path).convert("RGB"))
+        return {"pixel_values": image, "labels": label} if self.named else (image, label)
+
+
+@pytest.fixture(scope="module")
+def labelled(dataset: Any) -> Labelled:
+    return Labelled(dataset)
+
+
+@pytest.fixture
+def patched() -> Iterator[None]:
+    with stoker.patch():
+        yield
+
+
+def tensors(batches: Any) -> list[Any]:
+    """What a loop got, so that it can be compared."""
+    return [
+        canonical(list(batch.values()) if isinstance(batch, dict) else batch) for batch in batches
+    ]
+
+
+def served_recorded(loader: Any, samples: int) -> bool:
+    """True if so many samples, at least, were made by native threads of this process."""
+    counted = stoker.explain(loader).facts["samples"]
+    return counted.endswith(" recorded") and int(counted.split()[0]) >= samples
+
+
+def torchs(dataset: Any, **given: Any) -> Any:
+    return torch.utils.data.DataLoader(dataset, BATCH, num_workers=1, **given)
+
+
+@quiet
+@pytest.mark.usefixtures("patched")
+def test_lightning_with_torchs_loaders(labelled: Labelled) -> None:
+    torch.manual_seed(1)
+    model = Classifier(lambda: torchs(labelled, shuffle=True))
+    runner = trainer(max_epochs=1)
+    runner.fit(model)
+    loader = runner.train_dataloader
+    assert type(loader) is torch.utils.data.DataLoader
+    assert served_recorded(loader, SAMPLES)
+    assert len(model.epochs[0]) == SAMPLES // BATCH
+
+
+@quiet
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("how", ["accelerate", "patch"])
+def test_accelerate_trains(labelled: Labelled, how: str, dispatch: bool, replicas: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(
+        cpu=True,
+        dataloader_config=accelerate.DataLoaderConfiguration(dispatch_batches=dispatch),
+    )
+    model = torch.nn.Linear(3 * 32 * 32, 3)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01))
+
+    def prepared() -> Any:
+        if replicas == 1:
+            return accelerator.prepare(torchs(labelled, shuffle=True))
+        prepare = accelerate.data_loader.prepare_data_loader
+        options = {"num_processes": replicas, "process_index": 1, "put_on_device": False}
+        return prepare(torchs(labelled, shuffle=True), **options)
+
+    if replicas > 1 and dispatch:
+        pytest.skip("the batches of one process are dispatched to others")
+    torch.manual_seed(2)
+    expected = tensors(prepared())
+    torch.manual_seed(2)
+    loader = prepared()
+    batches = []
+    with stoker.patch() if how == "patch" else contextlib.nullcontext():
+        if how == "accelerate":
+            assert stoker.accelerate(loader) is loader
+        for images, labels in loader:
+            batches.append((images.clone(), labels.clone()))
+            loss = torch.nn.functional.cross_entropy(model(images.flatten(1)), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+        assert served_recorded(loader, SAMPLES // replicas)
+    assert [canonical(list(batch)) for batch in batches] == expected
+    assert len(batches) == SAMPLES // BATCH // replicas
+
+
+def hugging_faces(place: Path) -> dict[str, Any]:
+    """A small model, and how to train it."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=32,
+        patch_size=16,
+        num_labels=3,
+    )
+    arguments = transformers.TrainingArguments(
+        str(place),
+        num_train_epochs=1,
+        per_device_train_batch_size=BATCH,
+        dataloader_num_workers=1,
+        remove_unused_columns=False,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    return {"vit": transformers.ViTForImageClassification(config), "training_arguments": arguments}
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_faces_trainer(labelled: Labelled, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = hugging_faces(tmp_path)
+    names = Labelled(labelled, named=True)
+
+    def run() -> tuple[Any, list[Any]]:
+        seen: list[Any] = []
+
+        class Trainer(transformers.Trainer):  # type: ignore[misc, name-defined] # untyped
+            def get_train_dataloader(self) -> Any:
+                self.loader = super().get_train_dataloader()
+                return self.loader
+
+            def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+                seen.append({name: value.clone() for name, value in inputs.items()})
+                return super().training_step(model, inputs, *rest)
+
+        runner = Trainer(made["vit"], made["training_arguments"], None, names)
+        runner.train()
+        return runner.loader, tensors(seen)
+
+    _, expected = run()
+    with stoker.patch():
+        loader, batches = run()
+        assert served_recorded(loader, SAMPLES)
+    assert batches == expected
+    assert len(batches) == SAMPLES // BATCH
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("prefetcher", [False, True])
+@pytest.mark.parametrize("epochs", [False, True], ids=["plain", "multi epochs"])
+def test_timm_trains(labelled: Labelled, prefetcher: bool, epochs: bool) -> None:
+    timm = pytest.importorskip("timm")
+    root = str(Path(labelled.samples[0][0]).parents[1])
+
+    def make(**given: Any) -> Any:
+        torch.manual_seed(4)
+        return timm.data.create_loader(
+            timm.data.create_dataset("", root=root),
+            (3, 32, 32),
+            BATCH,
+            num_workers=1,
+            use_prefetcher=prefetcher,
+            use_multi_epochs_loader=epochs,
+            persistent_workers=False,
+            device=torch.device("cpu"),
+            **given,
+        )
+
+    for given in ({"is_training": True, "no_aug": True}, {"is_training": True}, {}):
+        expected = tensors(make(**given))
+        loader = stoker.accelerate(make(**given))
+        assert tensors(loader) == expected
+        explained = stoker.explain(loader)
+        assert explained.tier in ("recorded", "materialised")
+        if given.get("no_aug", not given):
+            assert served_recorded(loader, SAMPLES)
+    model = timm.create_model("test_vit", num_classes=3, img_size=32)
+    with stoker.patch():
+        loader = make(is_training=True)
+        for images, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call] # torch's own
+        assert stoker.explain(loader).tier in ("recorded", "materialised")
+
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("title", ["Lightning", "Accelerate", "Hugging Face Trainer", "timm"])
+def test_the_pages_snippets_run(
+    title: str,
+    labelled: Labelled,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (snippet,) = re.findall(rf"## {title}\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 3))
+    names: dict[str, Any] = {
+        "torch": torch,
+        "stoker": stoker,
+        "dataset": labelled,
+        "folder": str(Path(labelled.samples[0][0]).parents[1]),
+        "lightning_module": Classifier(),
+        "model": linear,
+        "optimizer": torch.optim.SGD(linear.parameters(), 0.01),
+    }
+    if "transformers" in snippet:
+        names |= hugging_faces(tmp_path)
+        names["dataset_of_dicts"] = Labelled(labelled, named=True)
+    exec(compile(snippet, title, "exec"), names)
+    printed = capsys.readouterr().out
+    assert re.search("tier +(recorded|materialised)", printed) or "explain" not in snippet
+
+
+FASTAI = """
+import sys
+import torch
+import stoker
+from fastai.vision.all import ImageDataLoaders, Learner, Resize, set_seed
+
+folder = sys.argv[1]
+small_model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 3))
+exec(sys.argv[2])
+
+def batches(loaders):
+    set_seed(3)
+    loaders.train.rng.seed(3)
+    return [(x.clone(), y.clone()) for loader in loaders for x, y in loader]
+
+def make(workers):
+    set_seed(5)
+    return ImageDataLoaders.from_folder(
+        sys.argv[1], valid_pct=0.25, seed=1, item_tfms=Resize(32), bs=4, num_workers=workers,
+        device="cpu",
+    )
+
+for workers in (0, 1):
+    expected, loaders = batches(make(workers)), make(workers)
+    assert stoker.accelerate(loaders) is loaders
+    for (x, y), (a, b) in zip(batches(loaders), expected, strict=True):
+        assert type(x) is type(a) and torch.equal(x, a) and torch.equal(y, b)
+    before = stoker.explain(loaders).facts["samples"]
+    learner = Learner(loaders, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 3)))
+    with learner.no_bar(), learner.no_logging():
+        learner.fit(1)
+    explained = stoker.explain(loaders.train)
+    assert explained.facts["samples"] != before
+    print(explained.tier, stoker.explain(loaders.valid).tier)
+"""
+
+
+def test_fastai(labelled: Labelled, tmp_path: Path) -> None:
+    """In a process of its own: fastai changes torch's and Pillow's classes."""
+    pytest.importorskip("fastai")
+    (snippet,) = re.findall(r"## fastai\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "script.py").write_text(FASTAI)
+    path = os.pathsep.join(
+        [str(Path(stoker.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py", str(Path(labelled.samples[0][0]).parents[1]), snippet],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split()[-4:] == ["materialised"] * 4, done.stderr
+    assert "tier     materialised" in done.stdout
+
+
 # torch itself
 
 
@@ -348,9 +639,6 @@ def test_distributed_sampler_and_set_epoch(dataset: Any, served: Served, drop_la
 
 
 def test_torchdata_is_not_needed() -> None:
-    import subprocess
-    import sys
-
     script = (
         "import sys; sys.modules['torchdata'] = None\n"
         "import stoker; print(stoker.DataLoader.__name__, 'torchdata.nodes' in sys.modules)"

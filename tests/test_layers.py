@@ -38,15 +38,20 @@ ROWS = [
     _row(
         "sources fallback proof",
         "numpy PIL torch platformdirs rich",
-        "torchvision lmdb pyarrow pillow_heif",
+        "torchvision lmdb pyarrow pillow_heif google_crc32c",
     ),
-    _row("lower_augmentations", "torch"),
-    _row("lower feed keyed explain trace transfer samplers", "numpy torch PIL", "torchvision timm"),
+    _row("lower_augmentations startup crossing", "numpy torch"),
+    _row(
+        "lower feed keyed explanation trace transfer samplers",
+        "numpy torch PIL",
+        "torchvision timm",
+    ),
     _row("iterate tiers", "numpy torch PIL"),
-    _row("tiers iterate explain", "numpy torch PIL"),
     _row("loader", "numpy torch"),
-    _row("patch diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
+    _row("patching diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
+    _row("run"),
     _row("cli", "numpy torch PIL typer rich", "torchvision"),
+    _row("__main__"),
 ]
 
 # Of rows that may know torch, these do not: plain memory in, plain memory out.
@@ -57,6 +62,8 @@ WITHIN_A_ROW = [
     ("sources", "sources.*", "lazily"),
     ("sources.*", "sources.index", "anywhere"),
     ("sources.filelist", "sources.labels", "anywhere"),
+    ("sources.*", "sources.shards", "anywhere"),
+    ("sources.*", "sources.protobuf", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_exif_turns_only_if_asked(tmp_path: Path, orientation: int) -> None:
     table = Files.from_paths([str(path)])
     assert table.open(0).size == (40, 30)
     assert np.array_equal(np.asarray(table.open(0)), np.asarray(pil_loader(str(path))))
-    upright = index.open_image(str(path), True, None, None)
+    upright = replace(table, upright=True).open(0)
     plain = np.asarray(pil_loader(str(path)))
     turned = {
         1: plain,
@@ -140,7 +141,8 @@ def test_exif_turns_only_if_asked(tmp_path: Path, orientation: int) -> None:
 def test_limits_are_checked_before_the_work(tmp_path: Path) -> None:
     path = str(save(tmp_path / "x.png", picture(40, 30)))
     size = os.path.getsize(path)
-    assert index.open_image(path, False, 1200, size).size == (40, 30)
+    fitting = replace(Files.from_paths([path]), max_pixels=1200, max_bytes=size)
+    assert fitting.open(0).size == (40, 30)
     # Cut the pixels off: whoever decodes fails in another way.
     with open(path, "r+b") as file:
         file.truncate(200)

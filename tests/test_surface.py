@@ -29,7 +29,13 @@ def test_exported_names() -> None:
         "StokerError",
         "StokerWarning",
         "UnsupportedError",
+        "WorkerError",
         "__version__",
+        "accelerate",
+        "explain",
+        "open",
+        "patch",
+        "unpatch",
     ]
     assert all(hasattr(stoker, name) for name in stoker.__all__)
 
@@ -63,14 +69,22 @@ def test_loader_keeps_torchs_defaults() -> None:
     assert changed <= {"num_workers"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"], ["parity"]], ids=" ".join)
-def test_help(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], []),
+        (["bench"], ["--labels", "--recipe", "--json"]),
+        (["parity"], ["--labels", "--recipe", "--json"]),
+        (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
+        (["run"], ["SCRIPT"]),
+    ],
+)
+def test_help(arguments: list[str], options: list[str]) -> None:
     done = subprocess.run(
         [STOKER, *arguments, "--help"], capture_output=True, text=True, check=True, timeout=60
     )
     assert "Usage" in done.stdout
-    if arguments:
-        assert all(option in done.stdout for option in ("--labels", "--recipe", "--json"))
+    assert all(option in done.stdout for option in options)
 
 
 def test_version_option() -> None:
@@ -80,7 +94,7 @@ def test_version_option() -> None:
     assert done.stdout == f"stoker {stoker.__version__}\n"
 
 
-@pytest.mark.parametrize("name", ["check", "test", "demo", "fuzz", "stress", "bench"])
+@pytest.mark.parametrize("name", ["check", "test", "demo", "docs", "fuzz", "stress", "bench"])
 def test_scripts_explain_themselves(name: str) -> None:
     done = subprocess.run(
         [str(ROOT / "scripts" / name), "--help"],

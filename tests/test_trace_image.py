@@ -33,10 +33,11 @@ from PIL import (
 from torchvision.transforms import InterpolationMode, v2
 
 from pictures import picture, save
+from stoker.trace import file as lazy_file
 from stoker.trace import hooks, node
-from stoker.trace import image as lazy_image
 from stoker.trace.check import impossible
-from stoker.trace.image import LazyImage, LazyJpegImageFile
+from stoker.trace.file import LazyJpegImageFile
+from stoker.trace.image import LazyImage
 from stoker.trace.scope import DECODE, IMAGES, Scope, recording
 from tracing import files, lazily, outcome, seed
 
@@ -566,7 +567,7 @@ def test_images_that_a_dataset_keeps_are_made_when_its_batch_ends(
         kept = [opened(path) for path in photos_of_all_kinds]
         loaded = Image.open(photos_of_all_kinds[0])
         loaded.load()
-        lazy_image.settle(scope)
+        lazy_file.settle(scope)
     assert {type(image) for image in kept} == {Image.Image}
     assert type(loaded) is JpegImagePlugin.JpegImageFile
     assert kept[1].tobytes() == opened(photos_of_all_kinds[1]).tobytes()

@@ -266,7 +266,19 @@ void add_augmentation(Plan& plan, Random& random) {
   const double filter = 2 * double(random.below(3)), version = number(1, 2), drawn = number(0, 1);
   const double degrees = number(0, 400), nan = std::nan("");
   std::vector<double> numbers;
-  switch (random.below(8)) {
+  switch (random.below(11)) {
+    case 10:
+      for (int i = 0; i < kTableNumbers; i++)
+        numbers.push_back(number(0, 1 << 30) * number(0, 1 << 18));
+      plan.add("look_up", numbers);
+      break;
+    case 9:
+      numbers = {number(1, 99), number(1, 99)};
+      for (int i = 0; i < 6; i++) numbers.push_back(number(-300, 300) / number(1, 200));
+      numbers.insert(numbers.end(), {number(-9, 9) / 2000, number(-9, 9) / 2000, filter, 1, 2, 3});
+      plan.add("perspective", numbers);
+      break;
+    case 8: plan.add("transpose", {}); break;
     case 6: plan.add("adjust", std::vector<double>{number(6, 15), number(1, 8)}); break;
     case 7:
       numbers = {number(1, 99), number(1, 99)};

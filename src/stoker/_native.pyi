@@ -108,6 +108,8 @@ class Files:
         max_pixels: int | None,
         upright: bool,
         identities: NDArray[np.int64] | None = None,
+        extents: tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None = None,
+        contents: tuple[NDArray[np.uint8], NDArray[np.uint64]] | None = None,
     ) -> None: ...
 
 def image_size(files: Files, row: int) -> tuple[int, int] | None: ...

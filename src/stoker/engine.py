@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import _native
+from stoker.augmentations import ADJUSTMENTS
 from stoker.plan import Plan, Size, Tail
 
 STATUS_REASONS = {
@@ -55,16 +56,18 @@ def native_plan(plan: Plan) -> _native.Plan:
 OPERATIONS = {name: float(place) for place, (name, _) in enumerate(_native.operations())}
 """The first number of each operation in the code of a recorded sample; its own numbers follow."""
 
+_ADJUSTMENTS = {number: name for name, number in ADJUSTMENTS.items()}
+
 Code = tuple[float, ...]
 """The operations of a recorded sample, see native/plan.cpp."""
 
 
 def names_of(code: Code) -> list[str]:
-    """The operations of ``code``, by name."""
+    """The operations of ``code``, by name; adjustments by theirs."""
     known, names, at = _native.operations(), list[str](), 0
     while at < len(code):
         name, numbers = known[int(code[at])]
-        names.append(name)
+        names.append(_ADJUSTMENTS[int(code[at + 1])] if name == "adjust" else name)
         at += 1 + numbers
     return names
 
@@ -332,6 +335,8 @@ def native_files(
     max_pixels: int | None,
     upright: bool,
     identities: NDArray[np.int64] | None = None,
+    extents: tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None = None,
+    contents: tuple[NDArray[np.uint8], NDArray[np.uint64]] | None = None,
 ) -> _native.Files:
     """The native view of a path table; keeps the arrays alive, copies nothing.
 
@@ -344,9 +349,21 @@ def native_files(
         upright: images that EXIF turns are declined.
         identities: of shape (files, 4): device, inode, size and time of change in ns that a file
             must have.
+        extents: of each row, in which file its bytes are, where they begin, and how many they are;
+            left out, a row is a whole file.
+        contents: bytes of rows that are in memory, and where each begins and the last ends; rows
+            without any are read from their files.
     """
     return _native.Files(
-        os.fsencode(root), names, offsets, max_bytes, max_pixels, upright, identities
+        os.fsencode(root),
+        names,
+        offsets,
+        max_bytes,
+        max_pixels,
+        upright,
+        identities,
+        extents,
+        contents,
     )
 
 

@@ -3,7 +3,8 @@
     StokerError
     |-- SourceError(path, reason)                also an OSError: a data set cannot be read
     |-- DecodeError(index, location, reason)     also an OSError: one sample cannot be decoded
-    `-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
+    |-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
+    `-- WorkerError(cause, remedy)               also a RuntimeError: worker processes cannot start
     StokerWarning                                a UserWarning: something was not as expected
 
 Wrong arguments raise ``ValueError`` or ``TypeError`` with the given and the allowed values.
@@ -64,6 +65,22 @@ class UnsupportedError(StokerError):
 
     def __reduce__(self) -> tuple[type[UnsupportedError], tuple[str, str, str]]:
         return type(self), (self.op, self.why, self.instead)
+
+
+class WorkerError(StokerError, RuntimeError):
+    """The worker processes of a loader cannot start, or cannot do what they are for.
+
+    Attributes:
+        cause: what prevents it.
+        remedy: what to do.
+    """
+
+    def __init__(self, cause: str, remedy: str) -> None:
+        super().__init__(f"{cause}. {remedy}")
+        self.cause, self.remedy = cause, remedy
+
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, str]]:
+        return type(self), (self.cause, self.remedy)
 
 
 class StokerWarning(UserWarning):

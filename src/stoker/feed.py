@@ -93,13 +93,15 @@ class Feed:
         self.plan, self.rows, self.depth = plan, rows, depth if threads else 1
         self.slots = Slots(plan.tail.dtype, plan.tail.channels, keep=self.depth + 2, pinned=pinned)
         self._most_pixels = _most_pixels(files := rows.files)
+        paths, extents = files.paths()
         self._files = native_files(
-            files.root,
-            files.names,
-            files.offsets,
+            paths.root,
+            paths.names,
+            paths.offsets,
             files.max_bytes,
             self._most_pixels,
             files.upright,
+            extents=extents,
         )
         self.session = Session(threads)
         self.fallback = Fallback(self.session, _decoder(rows))

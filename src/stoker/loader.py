@@ -22,7 +22,7 @@ from torch.utils.data import (
 from stoker import machine
 from stoker.engine import level
 from stoker.errors import StokerWarning, UnsupportedError
-from stoker.explain import Explanation
+from stoker.explanation import Explanation
 from stoker.feed import BadSample, BadSamples, Feed
 from stoker.iterate import (
     Batches,
@@ -38,8 +38,10 @@ from stoker.keyed import KeyedDataset, Reporting, WorkerInit
 from stoker.lower import Refusal
 from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw_seed
 from stoker.slots import accelerator_pins
+from stoker.startup import parts_of
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
-from stoker.trace.iterators import Here, Trace, TracedLoader, iterator, refused
+from stoker.trace.collate import recordable
+from stoker.trace.iterators import Here, Trace, TracedLoader, inside, iterator, refused
 
 
 def _choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -51,7 +53,13 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class _Workers(TracedLoader):
-    """torch's machinery for a loader that has judged the number of workers already."""
+    """torch's machinery for a loader that has judged the number of workers already.
+
+    Attributes:
+        parts: what workers are sent, without what `KeyedDataset` and the like put around it.
+    """
+
+    parts: dict[str, Any] | None = None
 
     def check_worker_number_rationality(self) -> None:
         """Says nothing: torch knows neither this rank nor the cgroup's quota."""
@@ -313,14 +321,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._iterate_keyed(batches)
 
     def _get_iterator(self) -> Any:
-        trace = self._tracing()
-        return super()._get_iterator() if trace is None else iterator(self, trace)
+        return iterator(self, self._tracing())
 
     def _tracing(self) -> Trace | None:
         """Records what the dataset's code does to images; None where everything must be stock."""
-        return None if self.tier == "stock" or refused() is not None else self._trace
+        if self.tier == "stock" or inside() or refused() is not None:
+            return None
+        return self._trace
 
     def _warn_if_slower(self, refusal: Refusal | None) -> None:
+        if inside():
+            return
         reason = refused()
         if refusal is not None and reason and not self._warned and self.tier != "stock":
             self._warned = True
@@ -375,10 +386,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         blank = self._blank()
         if self.num_workers == 0:
             keyed = KeyedDataset(self.dataset, self.on_error, blank)
-            collate = Reporting(self.collate_fn, keyed)
+            collate = Reporting(recordable(self.collate_fn), keyed)
             trace, pins = self._tracing(), self._pins()
             if trace is not None and self._here is None:
-                self._here = Here(trace, pins, self.dataset)
+                self._here = Here(trace, pins)
             record = None if trace is None or self._here is None else self._here.fetch
             batched = self._auto_collation
             source = on_calling_thread(keyed, batches, collate, batched, pins, record)
@@ -404,7 +415,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batch_sampler=cast(Any, draws) if self._auto_collation else None,
             batch_size=1 if self._auto_collation else None,
             num_workers=self.num_workers,
-            collate_fn=Reporting(self.collate_fn, keyed),
+            collate_fn=Reporting(recordable(self.collate_fn), keyed),
             pin_memory=self.pin_memory,
             timeout=self.timeout,
             worker_init_fn=WorkerInit(self.worker_init_fn),
@@ -415,7 +426,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device=self.pin_memory_device,
             in_order=self.in_order,
         )
-        inner.trace = self._tracing()
+        inner.trace, inner.parts = self._tracing(), parts_of(self)
         return inner
 
     # What the user may ask

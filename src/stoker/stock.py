@@ -118,7 +118,7 @@ class _Catalogue:
                 self.classes.setdefault(value, (value.__name__, _VERSIONS.get(name, 0)))
 
 
-_PACKAGES = ("PIL", "torchvision", "timm")
+_PACKAGES = ("PIL", "torchvision", "timm", "fastai")  # the last wraps Tensor.as_subclass
 _catalogue = _Catalogue()
 
 

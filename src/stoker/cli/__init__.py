@@ -1,4 +1,4 @@
-"""The command line: `stoker bench` and `stoker parity`, each in a file of its own.
+"""The command line: `stoker bench`, `parity`, `pack` and `run`, each in a file of its own.
 
 Exit status: 0 done, 1 the data or the machine would not do (the message names file, reason and
 remedy) or `parity` found a difference, 2 wrong arguments.
@@ -15,12 +15,14 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.bench import bench
+from stoker.cli.pack import pack
 from stoker.cli.parity import parity
+from stoker.cli.run import run
 from stoker.errors import StokerError
 
 app = typer.Typer(
     name="stoker",
-    help="Speed and exactness of stoker on your own data.",
+    help="Speed and exactness of stoker on your own data, and its packing into shards.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -28,6 +30,10 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(parity)
+app.command()(pack)
+app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(run)
 
 
 def _show_version(wanted: bool) -> None:

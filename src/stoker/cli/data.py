@@ -2,6 +2,7 @@
 
 - a class folder: one subfolder per label, as torchvision's ImageFolder reads it;
 - `DIR --labels FILE`: images below DIR, a text file with "name label" lines, or a CSV;
+- a tar shard as WebDataset writes them, or a pattern like `train-{000..099}.tar`;
 - `file.py:name`: a Dataset in a Python file, or a function without arguments that makes one.
 
 Data without a transform of its own gets one of the RECIPES.
@@ -23,6 +24,7 @@ import typer
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stoker import ImageDataset, ImageFolder
+from stoker import open as open_source
 from stoker.errors import SourceError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -42,8 +44,8 @@ DataArgument = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="A class folder, an image folder with --labels, or file.py:name (a Dataset, or a "
-        "function that makes one).",
+        help="A class folder, an image folder with --labels, tar shards (a{00..99}.tar), or "
+        "file.py:name (a Dataset, or a function that makes one).",
         show_default=False,
     ),
 ]
@@ -103,12 +105,14 @@ def resolve(data: str, labels: Path | None, recipe: Recipe | None) -> Data:
     folder = Path(data)
     if folder.suffix == ".py" and folder.is_file():
         raise typer.BadParameter(f"say which dataset of the file is meant: {data}:NAME")
-    if not folder.exists():
-        raise SourceError(data, "no such folder")
-    if not folder.is_dir():
-        raise SourceError(data, "a file; give a folder of images, or file.py:name")
     wanted = recipe or Recipe.train
     transform = _transform(wanted)
+    if not folder.is_dir():
+        if labels is not None:
+            raise SourceError(data, "no such folder")
+        if not folder.exists() and not any(sign in data for sign in "{*?["):
+            raise SourceError(data, "no such folder")
+        return Data(open_source(data, transform), data, wanted)
     if labels is not None:
         if not labels.is_file():
             raise SourceError(str(labels), "no such label file")

@@ -94,6 +94,10 @@ class Rows:
         limits = [(f.root, f.upright, f.max_pixels, f.max_bytes) for f in (a, b)]
         if limits[0] != limits[1] or (self.rows is None) != (other.rows is None):
             return False
+        if a.extents is not b.extents and not (
+            a.extents and b.extents and a.extents.same_as(b.extents)
+        ):
+            return False
         pairs: list[tuple[Any, Any]] = [
             (a.names, b.names),
             (a.offsets, b.offsets),
@@ -140,8 +144,8 @@ def _watch(torchvision_loaded: bool) -> Watch:
     watch.trust(sys.modules[index.__name__])
     for owner in (Subset, ConcatDataset, Dataset, Images):
         watch.functions(owner, _RUN)
-    watch.functions(Files, ["open", "path", "name", "encoded_name"])
-    watch.functions(index, ["open_image", "row_of"])
+    watch.functions(Files, ["open", "opened", "path", "name", "encoded_name"])
+    watch.functions(index, ["row_of"])
     watch.functions(Image, ["open"])
     watch.functions(Image.Image, ["convert", "load"])
     watch.functions(ImageFile.ImageFile)
@@ -233,6 +237,8 @@ def _one_table(tables: list[Files]) -> Files:
     table = _tables.get(key)
     if table is None:
         kinds = {(files.upright, files.max_pixels, files.max_bytes) for files in tables}
+        if any(files.extents for files in tables):
+            raise _RefusedError("ConcatDataset", "has parts in shards", "open all shards as one")
         if len(kinds) > 1:
             raise _RefusedError(
                 "ConcatDataset", "its parts have different limits", "give all the same"

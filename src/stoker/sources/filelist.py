@@ -13,7 +13,6 @@ Note [Which files exist]
 from __future__ import annotations
 
 import os
-import warnings
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import SourceError, StokerWarning
-from stoker.sources.index import Files, Images, Labels, Names
+from stoker.errors import SourceError
+from stoker.sources.index import Files, Images, Labels, Names, warn
 from stoker.sources.labels import INTEGER, LOOKS_LIKE_IMAGE, SHOWN, Lines, read
 
 _ENCODED_EXTENSIONS = tuple(extension.encode() for extension in LOOKS_LIKE_IMAGE)
@@ -86,7 +85,7 @@ class ImageDataset(Images):
         self.labels = Labels(self.files)
         """Name to integer label, a mapping."""
         for warning in told:
-            warnings.warn(f"{lines.path}: {warning}", StokerWarning, stacklevel=2)
+            warn(f"{lines.path}: {warning}")
 
     @property
     def img_names(self) -> Names:

@@ -23,7 +23,6 @@ import struct
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -34,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import cache as kept
-from stoker.errors import SourceError, StokerWarning
-from stoker.sources.index import IMAGE_EXTENSIONS, Files, Images, Samples
+from stoker.errors import SourceError
+from stoker.sources.index import IMAGE_EXTENSIONS, Files, Images, Samples, warn
 
 _MAGIC = b"stoker listing 1"
 _DIGEST_BYTES = 16
@@ -107,7 +106,7 @@ class ImageFolder(Images):
             target_transform,
         )
         for warning in told:
-            warnings.warn(f"{self.root}: {warning}", StokerWarning, stacklevel=2)
+            warn(f"{self.root}: {warning}")
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:

@@ -13,22 +13,25 @@ Note [Tables in spawned workers]
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing.context import get_spawning_popen
-from typing import Any, TypeVar, overload
+from typing import Any, BinaryIO, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import Dataset
 
-from stoker.errors import DecodeError
+from stoker.errors import DecodeError, StokerWarning
 
 T = TypeVar("T")
 
@@ -41,8 +44,37 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
+class Extents:
+    """Where the bytes of each row of a table are, if many lie in one file.
+
+    Attributes:
+        shards: the files.
+        shard: which of them, uint32 of shape (n,).
+        begin: where in it, int64 of shape (n,).
+        length: how many bytes, int64 of shape (n,).
+    """
+
+    shards: Files
+    shard: NDArray[np.uint32]
+    begin: NDArray[np.int64]
+    length: NDArray[np.int64]
+
+    def select(self, rows: NDArray[np.int64]) -> Extents:
+        """Those of some rows, in the order of ``rows``."""
+        return Extents(self.shards, self.shard[rows], self.begin[rows], self.length[rows])
+
+    def same_as(self, other: Extents) -> bool:
+        """True where both name the same bytes."""
+        mine, its = self.shards, other.shards
+        return (mine.root, mine.names.tobytes()) == (its.root, its.names.tobytes()) and all(
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("shard", "begin", "length")
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Files:
-    """A table of image files: path of row i = ``root`` + name i.
+    """A table of images: path of row i = ``root`` + name i, or the bytes that ``extents`` says.
 
     Attributes:
         root: what all paths begin with; a folder with its final slash, or empty.
@@ -52,6 +84,7 @@ class Files:
         upright: turn images as their EXIF orientation says.
         max_pixels: refuse to decode images of more.
         max_bytes: refuse to read files of more.
+        extents: where the rows' bytes are, which then have names, but no files of their own.
     """
 
     root: str
@@ -61,6 +94,7 @@ class Files:
     upright: bool = False
     max_pixels: int | None = None
     max_bytes: int | None = None
+    extents: Extents | None = None
 
     def __post_init__(self) -> None:
         for limit in ("max_pixels", "max_bytes"):
@@ -94,8 +128,19 @@ class Files:
         return os.fsdecode(self.encoded_name(row))
 
     def path(self, row: int) -> str:
-        """Path of ``row``, which must be in [0, n)."""
-        return self.root + self.name(row)
+        """Path of ``row``, which must be in [0, n); of its shard, a colon and its name there."""
+        if self.extents is None:
+            return self.root + self.name(row)
+        return f"{self.extents.shards.path(int(self.extents.shard[row]))}:{self.name(row)}"
+
+    def paths(
+        self,
+    ) -> tuple[Files, tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None]:
+        """The files that are read, and which bytes of which; None: row i is all of file i."""
+        extents = self.extents
+        if extents is None:
+            return self, None
+        return extents.shards, (extents.shard, extents.begin, extents.length)
 
     def select(self, rows: NDArray[np.int64]) -> Files:
         """The table of some rows, in the order of ``rows``."""
@@ -109,25 +154,71 @@ class Files:
             shift = np.repeat(starts[begin:end] - offsets[begin:end], lengths[begin:end])
             to = slice(int(offsets[begin]), int(offsets[end]))
             names[to] = self.names[np.arange(to.start, to.stop) + shift]
-        labels = None if self.labels is None else self.labels[rows]
-        return replace(self, names=names, offsets=offsets.astype(np.uint64), labels=labels)
+        return replace(
+            self,
+            names=names,
+            offsets=offsets.astype(np.uint64),
+            labels=None if self.labels is None else self.labels[rows],
+            extents=None if self.extents is None else self.extents.select(rows),
+        )
+
+    def opened(self, row: int) -> BinaryIO:
+        """The bytes of ``row``, as a file.
+
+        Raises:
+            OSError: they cannot be read.
+            ValueError: they are more than ``max_bytes``.
+        """
+        extents = self.extents
+        if extents is None:
+            path = self.path(row)
+            if path.lower().endswith(_HEIF_EXTENSIONS):
+                _register_heif()
+            file: BinaryIO = open(path, "rb")  # noqa: SIM115  the caller's to close
+            try:
+                self._check(os.fstat(file.fileno()).st_size)
+            except ValueError:
+                file.close()
+                raise
+            return file
+        length = int(extents.length[row])
+        self._check(length)
+        with open(extents.shards.path(int(extents.shard[row])), "rb") as shard:
+            shard.seek(int(extents.begin[row]))
+            return io.BytesIO(shard.read(length))
+
+    def _check(self, size: int) -> None:
+        if self.max_bytes is not None and size > self.max_bytes:
+            raise ValueError(f"{size:,} bytes, more than max_bytes={self.max_bytes:,}")
 
     def open(self, row: int, index: int | None = None) -> Image.Image:
-        """The image of ``row``, decoded, mode RGB; ``index`` is the sample's, if not ``row``.
+        """The image of ``row``, decoded, mode RGB: what torchvision's default loader gives.
+
+        ``index`` is the sample's, if not ``row``.
 
         Raises:
             DecodeError: it cannot be opened or decoded, or it exceeds a limit.
         """
-        path = self.path(row)
         try:
-            return open_image(path, self.upright, self.max_pixels, self.max_bytes)
+            with self.opened(row) as file:
+                image: Image.Image = Image.open(file)
+                pixels = image.width * image.height
+                if self.max_pixels is not None and pixels > self.max_pixels:
+                    raise ValueError(
+                        f"{image.width} x {image.height} pixels, more than "
+                        f"max_pixels={self.max_pixels:,}"
+                    )
+                if self.upright:
+                    image = ImageOps.exif_transpose(image)
+                return image.convert("RGB")
         except Exception as error:  # Pillow's codecs raise a dozen kinds for damaged files
             reason = str(error) or type(error).__name__
-            raise DecodeError(row if index is None else index, path, reason) from error
+            place = row if index is None else index
+            raise DecodeError(place, self.path(row), reason) from error
 
     def size(self, row: int) -> tuple[int, int]:
         """(height, width) of ``open(row)``, from the header alone; raises what Pillow raises."""
-        with Image.open(self.path(row)) as image:
+        with self.opened(row) as file, Image.open(file) as image:
             turned = self.upright and image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
             return image.size if turned else (image.height, image.width)
 
@@ -165,31 +256,6 @@ def _remove(path: str, process: int) -> None:
     if os.getpid() == process:
         with suppress(OSError):  # someone tidied up, or a worker still maps it (Windows)
             os.unlink(path)
-
-
-def open_image(
-    path: str, upright: bool, max_pixels: int | None, max_bytes: int | None
-) -> Image.Image:
-    """The decoded image, mode RGB: what torchvision's default loader gives.
-
-    Args:
-        path: the file.
-        upright: turn it as its EXIF orientation says, before the conversion.
-        max_pixels: raises ValueError for more, before decoding.
-        max_bytes: raises ValueError for more, before reading.
-    """
-    if path.lower().endswith(_HEIF_EXTENSIONS):
-        _register_heif()
-    with open(path, "rb") as file:
-        if max_bytes is not None and (size := os.fstat(file.fileno()).st_size) > max_bytes:
-            raise ValueError(f"{size:,} bytes, more than max_bytes={max_bytes:,}")
-        image: Image.Image = Image.open(file)
-        if max_pixels is not None and image.width * image.height > max_pixels:
-            pixels = f"{image.width} x {image.height} pixels"
-            raise ValueError(f"{pixels}, more than max_pixels={max_pixels:,}")
-        if upright:
-            image = ImageOps.exif_transpose(image)
-        return image.convert("RGB")
 
 
 @lru_cache(maxsize=1)
@@ -288,6 +354,14 @@ class Labels(Mapping[str, int]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {"files": self.files, "_sorted": None, "_rows": None}
+
+
+def warn(text: str) -> None:
+    """Warns where the user's code called the package."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "stoker":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, StokerWarning, stacklevel=level)
 
 
 def row_of(index: int, rows: int) -> int:

@@ -9,14 +9,16 @@ from typing import Any
 
 import PIL
 import torch
-from PIL import Image, ImageFile, JpegImagePlugin
+from PIL import Image, ImageEnhance, ImageFile, ImageOps, JpegImagePlugin
 from torch.utils.data._utils import collate
 
 from stoker.genuine import Watch
 from stoker.plan import FILTERS
 from stoker.proof import pass_order, small_files
 from stoker.stock import surroundings
-from stoker.trace.image import LazyImage, LazyJpegImageFile
+from stoker.trace import functions
+from stoker.trace.file import LazyJpegImageFile
+from stoker.trace.image import LazyImage
 from stoker.trace.node import Tracing
 from stoker.trace.scope import IMAGES, Scope, recording
 
@@ -26,7 +28,9 @@ def _watch() -> Watch:
     watch = Watch([PIL])
     ours = [name for name in vars(LazyImage) if name in vars(Image.Image)]
     watch.functions(Image.Image, [*ours, "_new", "tobytes", "frombytes", "getim"])
-    watch.functions(Image, ["open", "frombytes", "_decompression_bomb_check", "new"])
+    watch.functions(Image, ["open", "frombytes", "_decompression_bomb_check", "new", "blend"])
+    watch.functions(ImageEnhance, functions.ENHANCERS)
+    watch.functions(ImageOps, functions.IMAGE_OPS)
     watch.functions(ImageFile.ImageFile, ["load", "load_prepare", "load_end", "__init__"])
     watch.functions(JpegImagePlugin.JpegImageFile, ["load", "load_read", "draft", "_open"])
     return watch
@@ -73,6 +77,7 @@ def impossible() -> str | None:
         return f"Pillow {PIL.__version__} orders the passes of a resize in an unknown way"
     Tracing.order = order
     try:
+        functions.unlike()  # once, before workers are forked
         return _difference()
     except Exception as error:  # noqa: BLE001  a Pillow that is built otherwise may raise anything
         return f"Pillow {PIL.__version__} is built otherwise: {type(error).__name__}: {error}"
@@ -106,8 +111,8 @@ def _results(image: Any) -> list[Any]:
         results.append(color.crop(box).resize(sizes[place % 3], filter_))
         results.append(image.resize(sizes[(place + 1) % 3], filter_))
     small = color.resize((24, 24))
-    turns = [small.transpose(Image.Transpose(method)) for method in (0, 1, 3)]
-    results += [turned.crop((2, 3, 20, 19)) for turned in turns]
+    results += [image.resize((24, 23)).transpose(turn) for turn in Image.Transpose]
+    results += [small.transpose(turn).crop((2, 3, 20, 19)) for turn in Image.Transpose]
     gray = image.convert("L")
     results += [gray, gray.resize((25, 13)), gray.convert("RGB").crop(box)]
     return results

@@ -16,16 +16,19 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from PIL import Image, JpegImagePlugin
+from PIL import Image, ImageEnhance, ImageOps, JpegImagePlugin
 from torch.utils.data._utils import collate
 
+from stoker.trace import functions
 from stoker.trace import tensor as deferred
-from stoker.trace.image import LazyImage, LazyJpegImageFile
+from stoker.trace.file import LazyJpegImageFile
+from stoker.trace.image import LazyImage
+from stoker.trace.node import Tracing
 from stoker.trace.scope import current
 from stoker.trace.tensor import DeferredTensor, Erasure, Promise
 
 Hook = tuple[Any, Any, Any]
-"""Owner (a module, or a dict), name or key, and what is put there."""
+"""Owner (a module, a class, or a dict), name or key, and what is put there."""
 
 
 def _set(owner: Any, name: Any, value: Any) -> None:
@@ -42,7 +45,8 @@ def _get(owner: Any, name: Any) -> Any:
 
 
 def _pillow() -> list[Hook]:
-    """The registry entry by which `Image.open` finds the JPEG plugin."""
+    """The registry entry by which `Image.open` finds the JPEG plugin; what looks at pixels."""
+    Tracing.unlike = functions.unlike()
     Image.preinit()
     stock, accept = Image.OPEN["JPEG"]
 
@@ -52,7 +56,16 @@ def _pillow() -> list[Hook]:
             image.__class__ = LazyJpegImageFile
         return image
 
-    return [(Image.OPEN, "JPEG", (open_jpeg, accept))]
+    hooks: list[Hook] = [(Image.OPEN, "JPEG", (open_jpeg, accept))]
+    hooks.append((Image, "blend", functions.blend()))
+    hooks += [
+        (getattr(ImageEnhance, name), "__init__", functions.enhancer(name))
+        for name in functions.ENHANCERS
+    ]
+    return hooks + [
+        (ImageOps, name, functions.recording_version(getattr(ImageOps, name), recorder))
+        for name, recorder in functions.IMAGE_OPS.items()
+    ]
 
 
 def _torch() -> list[Hook]:
@@ -109,6 +122,7 @@ def _erased(tensor: Any, i: int, j: int, h: int, w: int, v: Any, inplace: bool) 
 
 
 def _v1() -> list[Hook]:
+    from torchvision.transforms import _functional_pil as on_images
     from torchvision.transforms import functional as f
 
     stock = {
@@ -151,7 +165,12 @@ def _v1() -> list[Hook]:
         convert_image_dtype,
         erase,
     ]
-    return [(f, function.__name__, function) for function in ours]
+    hooks: list[Hook] = [(f, function.__name__, function) for function in ours]
+    for name in functions.TORCHVISION:
+        recorded = functions.torchvisions(name, getattr(on_images, name))
+        if recorded is not None:
+            hooks.append((on_images, name, recorded))
+    return hooks
 
 
 def _v2() -> list[Hook]:
@@ -231,6 +250,12 @@ def _v2() -> list[Hook]:
     for function, kernels in KERNELS.items():
         kernel = recorded.get(function) or on_values(function)
         hooks += [(kernels, cls, kernel) for cls in (DeferredTensor, image_class)]
+    for name in functions.KERNELS:
+        # These are called through the registry, where they stand as they were imported.
+        kernels = KERNELS[getattr(f, name)]
+        recorded_kernel = functions.torchvisions(name, kernels[Image.Image])
+        if recorded_kernel is not None:
+            hooks += [(kernels, cls, recorded_kernel) for cls in (LazyImage, LazyJpegImageFile)]
     for module in list(sys.modules.values()):
         if getattr(module, "_get_fill", None) is stock_fill:
             hooks.append((module, "_get_fill", get_fill))

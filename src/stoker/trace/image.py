@@ -13,31 +13,56 @@ Note [One funnel]
 
 from __future__ import annotations
 
-import io
-import os
+import math
 import weakref
 from typing import Any
 
-from PIL import Image, ImageFile, JpegImagePlugin
+from PIL import Image
 
-from stoker.engine import OPERATIONS, Code, native_image, run_recorded
+from stoker.augmentations import ADJUSTMENTS, AFFINE_FILTERS
+from stoker.engine import OPERATIONS, Code
 from stoker.plan import FILTERS
-from stoker.trace.node import MODES, Node, Source, Tracing, identity_of
-from stoker.trace.scope import DECODE, IMAGES, Scope, current, note
+from stoker.trace.node import Node, Tracing
+from stoker.trace.scope import IMAGES, Scope, current, note
 
-_END = b"\xff\xd9"
 _MOST_STEPS = 24
 _LARGEST_SIDE, _LARGEST_AREA = 1 << 20, 1 << 28
 
 _FILTERS = {
     int(getattr(Image.Resampling, name.upper())): float(place) for place, name in enumerate(FILTERS)
 }
-_CROP, _RESIZE, _GRAY = OPERATIONS["crop"], OPERATIONS["resize"], OPERATIONS["gray"]
-_TRANSPOSES: dict[int, Code] = {
-    int(Image.Transpose.FLIP_LEFT_RIGHT): (OPERATIONS["mirror_x"],),
-    int(Image.Transpose.FLIP_TOP_BOTTOM): (OPERATIONS["mirror_y"],),
-    int(Image.Transpose.ROTATE_180): (OPERATIONS["mirror_x"], OPERATIONS["mirror_y"]),
+_AFFINE_FILTERS = {
+    int(getattr(Image.Resampling, name.upper())): float(number)
+    for name, number in AFFINE_FILTERS.items()
 }
+_CROP, _RESIZE, _GRAY = OPERATIONS["crop"], OPERATIONS["resize"], OPERATIONS["gray"]
+_PAD, _ADJUST = OPERATIONS["pad"], OPERATIONS["adjust"]
+_LOOK_UP = OPERATIONS["look_up"]
+_MIRROR_X, _MIRROR_Y = OPERATIONS["mirror_x"], OPERATIONS["mirror_y"]
+_TURN = OPERATIONS["transpose"]
+_TRANSPOSES: dict[int, Code] = {
+    int(Image.Transpose.FLIP_LEFT_RIGHT): (_MIRROR_X,),
+    int(Image.Transpose.FLIP_TOP_BOTTOM): (_MIRROR_Y,),
+    int(Image.Transpose.ROTATE_180): (_MIRROR_X, _MIRROR_Y),
+    int(Image.Transpose.TRANSPOSE): (_TURN,),
+    int(Image.Transpose.ROTATE_90): (_TURN, _MIRROR_Y),
+    int(Image.Transpose.ROTATE_270): (_TURN, _MIRROR_X),
+    int(Image.Transpose.TRANSVERSE): (_TURN, _MIRROR_X, _MIRROR_Y),
+}
+TRANSFORMS = {
+    int(Image.Transform.AFFINE): ("affine", 6),
+    int(Image.Transform.PERSPECTIVE): ("perspective", 8),
+}
+"""Methods of ``Image.transform`` that are recorded, with how many numbers they take."""
+
+_LEAST_DIVISOR = 1e-3
+"""Perspectives with a smaller one go through infinity, or nearly."""
+
+_MOST_AMOUNT = 1e6
+"""Of factors and of numbers in matrices; beyond are overflows of Pillow's."""
+
+PAD_MODES = {"constant": 0.0, "edge": 1.0, "reflect": 2.0, "symmetric": 3.0}
+"""torchvision's padding modes, and their numbers in the native core."""
 
 
 class LazyImage(Image.Image):
@@ -121,11 +146,13 @@ class LazyImage(Image.Image):
             node.steps + steps,
             changes.get("mode", node.mode),
             size,
-            changes.get("resized", node.resized),
         )
-        return LazyImage.of(new, self._copied_info(), scope)
+        return LazyImage.of(
+            new, changes["info"] if "info" in changes else self.copied_info(), scope
+        )
 
-    def _copied_info(self) -> dict[Any, Any]:
+    def copied_info(self) -> dict[Any, Any]:
+        """What the result of an operation has as its info."""
         return {k: v.copy() if isinstance(v, list) else v for k, v in self.info.items()}
 
     def load(self) -> Any:
@@ -170,9 +197,7 @@ class LazyImage(Image.Image):
                 pass
             elif not mode or mode == node.mode:
                 lazy = self._record((), self._size, 0)
-            elif not node.resized:
-                # After a resize the pixels are kept: image enhancers make a gray copy of an image
-                # and go on with the image itself.
+            else:
                 code = (_GRAY,) if mode == "L" else ()
                 lazy = self._record(code, self._size, mode=mode)
         return self.made("convert").convert(mode, *args, **options) if lazy is None else lazy
@@ -211,252 +236,155 @@ class LazyImage(Image.Image):
             if wanted == self._size:
                 return self.copy()
             code = (_RESIZE, 2.0, float(size[1]), float(size[0]), 0.0, _FILTERS[int(chosen)])
-            lazy = self._record(code, wanted, resized=True)
+            lazy = self._record(code, wanted)
             if lazy is not None:
                 return lazy
         return self.made("resize").resize(size, resample, box, reducing_gap)
 
     def transpose(self, method: Any) -> Any:
-        """Pillow's; flips and the half turn recorded."""
+        """Pillow's, recorded."""
         code = _TRANSPOSES.get(method) if isinstance(method, int) else None
-        lazy = None if code is None else self._record(code, self._size, len(code))
+        lazy = None
+        if code is not None:
+            width, height = self._size
+            size = (height, width) if _TURN in code else (width, height)
+            lazy = self._record(code, size, len(code))
         return self.made("transpose").transpose(method) if lazy is None else lazy
 
-
-class LazyAccess:
-    """What ``load()`` of a lazily opened file gives: its pixels, when they are looked at."""
-
-    __slots__ = ("_access", "_image")
-
-    def __init__(self, image: LazyJpegImageFile) -> None:
-        self._image, self._access = image, None
-
-    def _real(self) -> Any:
-        if self._access is None:
-            self._image.made("load()")
-            self._access = Image.Image.load(self._image)  # type: ignore[assignment]
-        return self._access
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._real()[place]
-
-    def __setitem__(self, place: Any, value: Any) -> None:
-        self._real()[place] = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real(), name)
-
-
-class LazyJpegImageFile(JpegImagePlugin.JpegImageFile):
-    """A JPEG opened in a scope: Pillow has parsed its header; what is made of it is lazy."""
-
-    @property
-    def _im(self) -> Any:
-        if "_node" in self.__dict__:
-            self.made("pixels")
-        return self.__dict__.get("_im")
-
-    @_im.setter
-    def _im(self, core: Any) -> None:
-        self.__dict__.pop("_node", None)
-        self.__dict__["_im"] = core
-
-    def made(self, what: str) -> Image.Image:
-        """This image with its pixels; a genuine JpegImageFile from then on."""
-        node = self.__dict__.pop("_node")
-        scope = current()
-        if scope is not None:
-            scope.counts.pixels += 1
-            note(scope, what)
-        core = node.core(scope)
-        self.__class__ = JpegImagePlugin.JpegImageFile  # type: ignore[assignment]
-        self.__dict__["_im"] = core
-        return self
-
-    def _lazy(self) -> LazyImage | None:
-        """This image as one that records; None where it must be loaded now."""
-        scope = current()
-        if scope is None or scope.depth < IMAGES:
-            return None
-        node = self._recorded(scope)
-        if node is None:
-            return None
-        # No copy: it lives as long as the operation that is recorded on it.
-        return LazyImage.of(node, self.info, scope)
-
-    def _recorded(self, scope: Scope) -> Node | None:
-        values = self.__dict__
-        if "_node" in values:
-            node: Node = values["_node"]
-            return node
-        if not self._deferrable():
-            return None
-        source = _source(self, scope)
-        if source is None:
-            return None
-        # What load() does, except for the pixels.
-        self.tile = []
-        self.readonly = 0
-        if getattr(self, "_exclusive_fp", False) and self.fp is not None:
-            self.fp.close()
-        self.fp = None
-        scope.counts.opened += 1
-        scope.live.append(weakref.ref(self))
-        node = values["_node"] = Node(source, (), 0, self._mode, self._size)
-        return node
-
-    def _deferrable(self) -> bool:
-        return (
-            self.__dict__.get("_im") is None
-            and len(self.tile) == 1
-            and not self.decoderconfig
-            and self._mode in MODES
-            and self.fp is not None
-            and not ImageFile.LOAD_TRUNCATED_IMAGES
-        )
-
-    def load(self) -> Any:
-        """Pillow's; of a lazy image, makes it."""
-        scope = current()
-        if "_node" in self.__dict__:
-            return LazyAccess(self)
-        if scope is not None:
-            if scope.depth >= IMAGES:
-                if self._recorded(scope) is not None:
-                    return LazyAccess(self)
-            elif scope.depth == DECODE:
-                self._decode_now(scope)
-        return JpegImagePlugin.JpegImageFile.load(self)
-
-    def _decode_now(self, scope: Scope) -> None:
-        """Decodes natively, now, where that gives pixels; else leaves everything to Pillow."""
-        if not self._deferrable():
-            return
-        source = _source(self, scope)
-        if source is None:
-            return
-        try:
-            data = source.read()
-        except OSError:
-            return
-        ending = native_image(MODES[self._mode], Tracing.order)
-        status, pixels = run_recorded(ending, (), data, (self._size[1], self._size[0]))
-        if status != "ok" or pixels is None:
-            return
-        self.tile = []
-        self.readonly = 0
-        if getattr(self, "_exclusive_fp", False) and self.fp is not None:
-            self.fp.close()
-        self.fp = None
-        scope.counts.opened += 1
-        scope.counts.pixels += 1
-        core = Image.frombytes(self._mode, self._size, pixels).im
-        self.__dict__["_im"] = core
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        self.load()
-        if "_node" in self.__dict__:
-            self.made("pickling")
-        self.__class__ = JpegImagePlugin.JpegImageFile  # type: ignore[assignment]
-        return self.__reduce_ex__(protocol)
-
-    def __eq__(self, other: object) -> bool:
-        for image in (self, other):
-            if isinstance(image, LazyJpegImageFile):
-                image.load()
-                if "_node" in image.__dict__:
-                    image.made("==")
-                image.__class__ = JpegImagePlugin.JpegImageFile  # type: ignore[assignment]
-            elif isinstance(image, LazyImage):
-                image.made("==")
-        return self.__eq__(other)
-
-    __hash__ = JpegImagePlugin.JpegImageFile.__hash__
-
-    def copy(self) -> Any:
-        """Pillow's, recorded."""
-        lazy = self._lazy()
-        return super().copy() if lazy is None else lazy.copy()
-
-    __copy__ = copy
-
-    def convert(self, mode: Any = None, *args: Any, **options: Any) -> Any:
-        """Pillow's; between RGB and L recorded."""
-        lazy = None if args or options or mode not in ("RGB", "L", None, "") else self._lazy()
-        return super().convert(mode, *args, **options) if lazy is None else lazy.convert(mode)
-
-    def crop(self, box: Any = None) -> Any:
-        """Pillow's, recorded."""
-        if box is not None and (box[2] < box[0] or box[3] < box[1]):
-            return super().crop(box)  # raises
-        lazy = self._lazy()
-        return super().crop(box) if lazy is None else lazy.crop(box)
-
-    def resize(
-        self, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+    def transform(
+        self,
+        size: Any,
+        method: Any,
+        data: Any = None,
+        resample: Any = Image.Resampling.NEAREST,
+        fill: Any = 1,
+        fillcolor: Any = None,
     ) -> Any:
-        """Pillow's; of the whole image recorded."""
-        lazy = None if reducing_gap is not None else self._lazy()
-        if lazy is None:
-            return super().resize(size, resample, box, reducing_gap)
-        return lazy.resize(size, resample, box)
+        """Pillow's; affine ones and perspectives recorded."""
+        lazy = self._transformed(size, method, data, resample, fillcolor)
+        if lazy is not None:
+            return lazy
+        made = self.made("transform")
+        return made.transform(size, method, data, resample, fill, fillcolor)
 
-    def transpose(self, method: Any) -> Any:
-        """Pillow's; flips and the half turn recorded."""
-        lazy = self._lazy()
-        return super().transpose(method) if lazy is None else lazy.transpose(method)
-
-
-def _source(image: LazyJpegImageFile, scope: Scope) -> Source | None:
-    """Where the bytes of an opened file are, without keeping it open; None where it isn't plain.
-
-    A file that does not end in an end-of-image marker may be truncated, which Pillow must say at
-    this very place.
-    """
-    fp = image.fp
-    assert fp is not None
-    mode, size = image.mode, image.size
-    try:
-        fd = fp.fileno()
-    except (AttributeError, OSError):
-        return _bytes_source(image)
-    try:
-        found = os.fstat(fd)
-        if os.pread(fd, 2, max(0, found.st_size - 2)) != _END:
+    def _transformed(
+        self, size: Any, method: Any, data: Any, resample: Any, fillcolor: Any
+    ) -> LazyImage | None:
+        name, count = TRANSFORMS.get(method, ("", 0)) if isinstance(method, int) else ("", 0)
+        color = self.color(0 if fillcolor is None else fillcolor)
+        if (
+            not name
+            or name in Tracing.unlike
+            or color is None
+            or not (isinstance(resample, int) and resample in _AFFINE_FILTERS)
+            or not (type(size) in (tuple, list) and len(size) == 2)
+            or not all(type(side) is int for side in size)
+            or not (type(data) in (tuple, list) and len(data) >= count)
+            or not all(_is_number(x) for x in data[:count])
+        ):
             return None
-        name = image.filename or getattr(fp, "name", None)
-        if isinstance(name, bytes):
-            name = os.fsdecode(name)
-        if not isinstance(name, str) or not name:
-            return None
-        path = name if name.startswith("/") else os.path.abspath(name)
-        if path in scope.eager:
-            return None
-        identity = identity_of(found)
-        if not getattr(image, "_exclusive_fp", False):
-            # The user's own file object: its name must lead to this very file.
-            if identity_of(os.stat(path)) != identity:
+        width, height = size
+        if name == "perspective":
+            a, b = data[6:8]
+            if min(1, a * width + 1, b * height + 1, a * width + b * height + 1) < _LEAST_DIVISOR:
                 return None
-            fp.seek(0, os.SEEK_END)  # where reading it has led
-        return Source(path, identity, None, mode, size)
-    except (OSError, ValueError):
+        matrix = map(float, data[:count])
+        look = _AFFINE_FILTERS[int(resample)], *color
+        code = OPERATIONS[name], float(width), float(height), *matrix, *look
+        lazy: LazyImage | None = self._record(code, (width, height))
+        return lazy
+
+    def point(self, lut: Any, mode: Any = None) -> Any:
+        """Pillow's; tables of bytes recorded."""
+        if callable(lut) and not isinstance(lut, Image.ImagePointHandler):
+            lut = [lut(i) for i in range(256)] * len(self.getbands())
+        table = None if mode is not None else _table(lut, len(self.getbands()))
+        if table is not None and "look_up" not in Tracing.unlike:
+            sixes = (table[i : i + 6] for i in range(0, len(table), 6))
+            code = (_LOOK_UP, *(float(int.from_bytes(six, "big")) for six in sixes))
+            lazy = self._record(code, self._size)
+            if lazy is not None:
+                return lazy
+        return self.made("point").point(lut, mode)
+
+    def color(self, color: Any) -> tuple[float, float, float] | None:
+        """Red, green and blue of what Pillow makes of a fill; None where it is another's matter."""
+        if self._mode == "RGB" and type(color) is int and color == 0:
+            color = (0, 0, 0)
+        if self._mode == "L":
+            if type(color) is tuple and len(color) == 1:
+                color = color[0]
+            color = (color,) * 3
+        if type(color) is not tuple or len(color) != 3:
+            return None
+        if not all(type(x) is int and 0 <= x <= 255 for x in color):
+            return None
+        return float(color[0]), float(color[1]), float(color[2])
+
+    def adjusted(self, kind: str, amount: float = 0.0, **changes: Any) -> LazyImage | None:
+        """This image with changed colours, see `stoker.augmentations.Adjust`, or None."""
+        if not _is_number(amount) or kind in Tracing.unlike:
+            return None
+        code = _ADJUST, float(ADJUSTMENTS[kind]), float(amount)
+        lazy: LazyImage | None = self._record(code, self._size, **changes)
+        return lazy
+
+    def blended(self, degenerate: LazyImage, alpha: Any) -> LazyImage | None:
+        """``Image.blend(degenerate, self, alpha)``, or None.
+
+        Of an image and its adjustment by the factor 0, this is the one by ``alpha``.
+        """
+        node: Node = self.__dict__["_node"]
+        other: Node = degenerate.__dict__["_node"]
+        if node.source is not other.source or node.mode != other.mode or not _is_number(alpha):
+            return None
+        if node.code != other.code[: len(node.code)]:
+            return None
+        info, rest = degenerate.copied_info(), other.code[len(node.code) :]
+        if not rest or (alpha == 1.0 and node.size == other.size):
+            unchanged: LazyImage | None = self._record((), self._size, 0, info=info)
+            return unchanged
+        for kind in ("brightness", "contrast", "saturation", "sharpness"):
+            if rest == (_ADJUST, float(ADJUSTMENTS[kind]), 0.0):
+                return self.adjusted(kind, alpha, info=info)
         return None
 
+    def gray(self) -> LazyImage | None:
+        """Its luma in each of three channels, without its info, or None."""
+        lazy: LazyImage | None = self._record((_GRAY,), self._size, mode="RGB", info={})
+        return lazy
 
-def _bytes_source(image: LazyJpegImageFile) -> Source | None:
-    fp: Any = image.fp
-    if type(fp) is not io.BytesIO:
+    def padded(self, sides: Any, mode: str, color: Any = 0) -> LazyImage | None:
+        """This image with a border around it and without its info, or None.
+
+        Args:
+            sides: pixels on the left, at the top, on the right, at the bottom.
+            mode: one of `PAD_MODES`.
+            color: of a constant border.
+        """
+        fill, (width, height) = self.color(color), self._size
+        if fill is None or not all(type(x) is int and 0 <= x <= _LARGEST_SIDE for x in sides):
+            return None
+        left, top, right, bottom = sides
+        if mode in ("reflect", "symmetric"):
+            # numpy repeats reflections of reflections by rules of its own.
+            missing = 1 if mode == "reflect" else 0
+            if max(left, right) > width - missing or max(top, bottom) > height - missing:
+                return None
+        code = (_PAD, *map(float, sides), PAD_MODES[mode], *fill)
+        size = left + width + right, top + height + bottom
+        lazy: LazyImage | None = self._record(code, size, info={})
+        return lazy
+
+
+def _table(lut: Any, bands: int) -> bytes | None:
+    """What replaces each byte of red, green and blue; None where that is Pillow's matter."""
+    if type(lut) not in (list, tuple) or len(lut) != 256 * bands:
         return None
-    data = fp.getvalue()
-    if data[-2:] != _END:
+    if not all(type(x) in (int, float) and -0.5 < x < 255.5 for x in lut):
         return None
-    fp.seek(0, os.SEEK_END)
-    return Source(None, None, data, image.mode, image.size)
+    return bytes(map(round, lut)) * (3 // bands)
 
 
-def settle(scope: Scope) -> None:
-    """Makes every image that outlives its batch, such as those that a dataset keeps."""
-    for reference in scope.live:
-        image = reference()
-        if isinstance(image, LazyImage | LazyJpegImageFile) and "_node" in image.__dict__:
-            image.made("an image kept after its batch")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.fabs(value) < _MOST_AMOUNT

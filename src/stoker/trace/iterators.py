@@ -10,29 +10,35 @@ import inspect
 import queue
 import re
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, IterableDataset, _utils
+from torch.utils.data import DataLoader, _utils, get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory as _pin_memory
 from torch.utils.data.dataloader import (
+    _DatasetKind,
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
 )
 
-from stoker import machine
+from stoker import machine, startup
+from stoker.crossing import Piped, Room, free_bytes
 from stoker.engine import Session, per_sample
+from stoker.errors import StokerWarning
 from stoker.slots import accelerator_pins
 from stoker.trace import hooks, wire
 from stoker.trace.check import impossible, patched
+from stoker.trace.collate import recordable
 from stoker.trace.node import Tracing
-from stoker.trace.scope import DECODE, TENSORS, Counts
+from stoker.trace.scope import DECODE, TENSORS, Counts, current
 from stoker.trace.worker import Delivery, Recorder, Replay
 
 _OLDEST, _NEWEST = (2, 6), (2, 14)
@@ -40,8 +46,8 @@ _PATIENCE_SECONDS = 5.0
 
 
 @lru_cache(maxsize=1)
-def prevented() -> str | None:
-    """Why no loader can be traced in this process; None where they can."""
+def unknown() -> str | None:
+    """Why torch's iterators are left as they are in this process; None where they are known."""
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if not _OLDEST <= version <= _NEWEST:
@@ -56,12 +62,22 @@ def prevented() -> str | None:
         or not hasattr(_SingleProcessDataLoaderIter, "_next_data")
     ):
         return f"torch {torch.__version__} is built otherwise than expected"
-    return impossible()
+    return None
+
+
+def prevented() -> str | None:
+    """Why no loader can be traced in this process; None where they can."""
+    return unknown() or impossible()
 
 
 def refused() -> str | None:
     """Why nothing is traced now: what never can be, or a patch that would be passed over."""
     return patched() or prevented()  # in this order: the proof is kept, and patches would spoil it
+
+
+def inside() -> bool:
+    """True in user code that makes a sample, in a worker or here: its own loaders are stock."""
+    return get_worker_info() is not None or current() is not None
 
 
 @dataclass
@@ -130,39 +146,68 @@ def page_locked(batch: Any) -> Any:
     return _pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
-class WorkerStart:
-    """A worker_init_fn that makes the worker record, then calls the user's.
+@dataclass(frozen=True)
+class Recordings:
+    """How a worker records.
 
-    Args:
-        user: the loader's own.
+    Attributes:
         depth: how far to defer.
         keep: batches that may be asked for again.
         order: Pillow's order of passes, proven in the main process.
     """
 
-    def __init__(
-        self, user: Callable[[int], None] | None, depth: int, keep: int, order: str
-    ) -> None:
-        self.user, self.depth, self.keep, self.order = user, depth, keep, order
+    depth: int
+    keep: int
+    order: str
+
+    def start(self) -> None:
+        """Makes this process, a worker, record."""
+        Tracing.order = self.order
+        hooks.install()
+        info: Any = get_worker_info()
+        caught = partial(ExceptionWrapper, where=f"in DataLoader worker process {info.id}")
+        recorder = Recorder(self.depth, self.keep, caught)
+        for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
+            _record_fetches(kind, recorder, info.dataset)
+
+
+@dataclass(frozen=True)
+class WorkerStart:
+    """A worker_init_fn that says how batches are made and cross, then calls the user's.
+
+    Attributes:
+        user: the loader's own.
+        room: what may be put into shared memory.
+        recordings: how to record; None where nothing is.
+    """
+
+    user: Callable[[int], None] | None
+    room: Room
+    recordings: Recordings | None
 
     def __call__(self, worker: int) -> None:
         """Runs in the worker, before its first batch."""
-        Tracing.order = self.order
-        hooks.install()
-        caught = partial(ExceptionWrapper, where=f"in DataLoader worker process {worker}")
-        recorder = Recorder(self.depth, self.keep, caught)
-        for kind in (_MapDatasetFetcher, _IterableDatasetFetcher):
-            _record_fetches(kind, recorder)
+        self.room.keep()
+        if self.recordings is not None:
+            self.recordings.start()
         if self.user is not None:
             self.user(worker)
 
 
-def _record_fetches(kind: Any, recorder: Recorder) -> None:
-    stock = kind.fetch
+def _record_fetches(kind: Any, recorder: Recorder, dataset: Any) -> None:
+    """Makes the worker's own fetcher record; those of loaders that user code has there do not."""
+    stock, busy = kind.fetch, False
 
-    def fetch(self: Any, index: Any) -> Delivery:
-        hooks.refresh()
-        return recorder.fetch(lambda asked: stock(self, asked), index)
+    def fetch(self: Any, index: Any) -> Any:
+        nonlocal busy
+        if busy or self.dataset is not dataset:
+            return stock(self, index)
+        busy = True
+        try:
+            hooks.refresh()
+            return recorder.fetch(lambda asked: stock(self, asked), index)
+        finally:
+            busy = False
 
     kind.fetch = fetch
 
@@ -231,21 +276,79 @@ def _hand_over(
         relay.put(_Error(error))
 
 
-class TracingIterator(_MultiProcessingDataLoaderIter):
+@contextmanager
+def _without_advice(method: str) -> Iterator[None]:
+    """Without torch's warning of what cannot be pickled: an error that says more follows."""
+    if method == "fork":
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Got pickle error when attempting to start")
+        yield
+
+
+class WorkersIterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator over worker processes that says why they do not start.
+
+    Args:
+        recordings: how the workers record; None where everything is stock.
+        changes: attributes that the iterator shall see otherwise than the loader has them.
+    """
+
+    def __init__(self, loader: Any, recordings: Recordings | None, **changes: Any) -> None:
+        self._starting, self._heard = startup.Starting.of(loader), False
+        prevented = self._starting.prevented()
+        if prevented is not None:
+            raise prevented
+        room = Room(free_bytes(), loader.num_workers * loader.prefetch_factor + 1)
+        start = WorkerStart(loader.worker_init_fn, room, recordings)
+        try:
+            with _without_advice(self._starting.method):
+                super().__init__(_Tracing(loader, worker_init_fn=start, **changes))
+        except Exception as error:
+            self._shutdown_workers()  # the error may be kept, and with it this object
+            explained = self._starting.failed(error)
+            if explained is None:
+                raise
+            raise explained from None  # it quotes what matters of the error
+
+    def _try_get_data(self, *timeout: float) -> Any:
+        try:
+            found = super()._try_get_data(*timeout)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            spawned = self._starting.method != "fork"
+            if self._heard or not (spawned and any(w.exitcode == 1 for w in self._workers)):
+                raise
+            raise self._starting.died() from None
+        self._heard = self._heard or found[0]
+        warning = Piped.warning()
+        if warning is not None:
+            warnings.warn(warning, StokerWarning, stacklevel=5)
+        return found
+
+    def _shutdown_workers(self) -> None:
+        # Some of them may have started before one could not, and torch looks for these.
+        self.__dict__.setdefault("_shutdown", True)
+        if not self._shutdown:
+            self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
+        super()._shutdown_workers()
+
+
+class TracingIterator(WorkersIterator):
     """torch's iterator over worker processes that record."""
 
     _resetting = False
 
     def __init__(self, loader: Any, trace: Trace) -> None:
-        iterable = isinstance(loader.dataset, IterableDataset)
-        depth = DECODE if iterable else TENSORS
+        depth = DECODE if loader._dataset_kind == _DatasetKind.Iterable else TENSORS
         keep = loader.num_workers * loader.prefetch_factor + 1
         self._trace, self._pins = trace, loader.pin_memory and accelerator_pins()
-        start = WorkerStart(loader.worker_init_fn, depth, keep, Tracing.order)
-        seen = _Tracing(
-            loader, worker_init_fn=start, pin_memory=loader.pin_memory and not self._pins
+        super().__init__(
+            loader,
+            Recordings(depth, keep, Tracing.order),
+            pin_memory=loader.pin_memory and not self._pins,
+            collate_fn=recordable(loader.collate_fn),
         )
-        super().__init__(seen)
         # Not before: the workers are forked without our threads.
         self._receiver = wire.Receiver(trace.threads, self._pins, keep + 2)
         trace.session = self._receiver.session
@@ -363,9 +466,11 @@ class TracingIteratorHere(_SingleProcessDataLoaderIter):
     """torch's iterator without workers: records on the caller's thread, decodes in the pool."""
 
     def __init__(self, loader: Any, trace: Trace) -> None:
-        self._here = Here(trace, loader.pin_memory and accelerator_pins(), loader.dataset)
+        iterable = loader._dataset_kind == _DatasetKind.Iterable
+        self._here = Here(trace, loader.pin_memory and accelerator_pins(), iterable)
         pin = loader.pin_memory and not self._here.pins
-        super().__init__(_Tracing(loader, pin_memory=pin))
+        collate = recordable(loader.collate_fn)
+        super().__init__(_Tracing(loader, pin_memory=pin, collate_fn=collate))
 
     def _next_data(self) -> Any:
         index = self._next_index()  # type: ignore[no-untyped-call]
@@ -378,15 +483,14 @@ class Here:
     Args:
         trace: of the loader.
         pins: give page-locked memory.
-        dataset: the loader's.
+        iterable: the dataset decides what comes next, so nothing can be asked for again.
     """
 
-    def __init__(self, trace: Trace, pins: bool, dataset: Any) -> None:
+    def __init__(self, trace: Trace, pins: bool, iterable: bool = False) -> None:
         self.trace, self.pins = trace, pins
         self._receiver = wire.Receiver(trace.threads, pins, 3)
         trace.session = self._receiver.session
-        depth = DECODE if isinstance(dataset, IterableDataset) else TENSORS
-        self._recorder = Recorder(depth, 1)
+        self._recorder = Recorder(DECODE if iterable else TENSORS, 1)
         self._end = weakref.finalize(self, self._receiver.close)
 
     def fetch(self, fetch: Callable[[Any], Any], index: Any) -> Any:
@@ -408,15 +512,31 @@ class Here:
         self._end()
 
 
-def iterator(loader: DataLoader[Any], trace: Trace) -> Any:
-    """An iterator over ``loader`` that records; for `DataLoader._get_iterator`.
+stock_iterator: Callable[[Any], Any] = DataLoader._get_iterator
+"""torch's own way to make one, whatever replaces it later."""
 
-    The caller has asked `prevented`.
+
+def iterator(loader: DataLoader[Any], trace: Trace | None) -> Any:
+    """An iterator over ``loader``; for `DataLoader._get_iterator`.
+
+    Args:
+        loader: torch's.
+        trace: records with it; None makes everything stock. The caller has asked `refused`.
     """
-    if loader.num_workers == 0:
-        return TracingIteratorHere(loader, trace)
-    loader.check_worker_number_rationality()
-    return TracingIterator(loader, trace)
+    if trace is None and (loader.num_workers == 0 or unknown() is not None):
+        return stock_iterator(loader)
+    if loader.num_workers:
+        loader.check_worker_number_rationality()
+    return iterator_of_fields(loader, trace)
+
+
+def iterator_of_fields(loader: Any, trace: Trace | None) -> Any:
+    """The same for an object with the attributes of a loader, as fastai has it."""
+    if trace is None:
+        return WorkersIterator(loader, None)
+    return (
+        TracingIterator(loader, trace) if loader.num_workers else TracingIteratorHere(loader, trace)
+    )
 
 
 class TracedLoader(DataLoader[Any]):
@@ -425,6 +545,4 @@ class TracedLoader(DataLoader[Any]):
     trace: Trace | None = None
 
     def _get_iterator(self) -> Any:
-        if self.trace is None or refused() is not None:
-            return super()._get_iterator()
-        return iterator(self, self.trace)
+        return iterator(self, None if refused() is not None else self.trace)

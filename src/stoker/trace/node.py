@@ -26,6 +26,9 @@ class Tracing:
     order = ""
     """Which pass of a resize runs first, one of `PASS_ORDERS`."""
 
+    unlike: frozenset[str] = frozenset()
+    """Operations that it does otherwise than the native engine."""
+
 
 class Source:
     """An encoded image that was opened: where its bytes are.
@@ -80,7 +83,7 @@ def identity_of(found: os.stat_result) -> Identity:
 class Node:
     """What was recorded of an image: a source, the native code for the rest, and what comes out."""
 
-    __slots__ = ("code", "mode", "resized", "size", "source", "steps")
+    __slots__ = ("code", "mode", "size", "source", "steps")
 
     def __init__(
         self,
@@ -89,10 +92,9 @@ class Node:
         steps: int,
         mode: str,
         size: tuple[int, int],
-        resized: bool = False,
     ) -> None:
         self.source, self.code, self.steps = source, code, steps
-        self.mode, self.size, self.resized = mode, size, resized
+        self.mode, self.size = mode, size
 
     def run(
         self, ending: Any, out: NDArray[np.uint8] | None, scope: Scope | None

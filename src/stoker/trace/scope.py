@@ -21,6 +21,10 @@ _LINES = 16
 """Source lines are looked up for so many reasons; more are only counted."""
 
 
+_PLANS = 64
+"""So many kinds of samples are told apart: random operations give ever new ones."""
+
+
 class Undone(BaseException):
     """What was deferred cannot be done: the batch must run again with nothing deferred.
 
@@ -67,7 +71,9 @@ class Counts:
         self.declined += other.declined
         self.samples += other.samples
         self.seconds += other.seconds
-        self.plans.update(other.plans)
+        for plan, batches in other.plans.items():
+            if plan in self.plans or len(self.plans) < _PLANS:
+                self.plans[plan] += batches
         self.lines.update(other.lines)
 
     def __bool__(self) -> bool:

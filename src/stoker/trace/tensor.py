@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from stoker.engine import native_ending
+from stoker.engine import native_ending, native_image
 from stoker.plan import Tail
 from stoker.trace.image import LazyImage
 from stoker.trace.node import Node, Tracing
@@ -117,6 +117,14 @@ class Promise:
 
     def make(self, dtype: torch.dtype, scope: Scope | None) -> torch.Tensor:
         """The tensor, with the strides that it has in torchvision."""
+        if self.ending == (("pil_to_tensor",),):
+            channels, height, width = self.shape
+            rows = torch.empty((height, width, channels), dtype=torch.uint8)
+            self.node.run(native_image(channels, Tracing.order), rows.view(-1).numpy(), scope)
+            image = rows.permute(2, 0, 1)
+            for erasure in self.erasures:
+                erasure.apply(image)
+            return image
         out = torch.empty(self.shape, dtype=dtype)
         self.fill(out, scope)
         return interleave(out) if self.interleaved else out

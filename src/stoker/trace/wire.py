@@ -1,12 +1,14 @@
 """Deferred tensors on their way to the main process, and what its native threads make of them.
 
-A `Recording` holds, for one tensor of a batch, the paths of its samples with their identities, the
-native code of each, and the tensors of samples that had to be made in the worker. Nothing of it is
-touched by Python per sample in the main process.
+A `Recording` holds, for one tensor of a batch, the paths of its samples with their identities, or
+their files if they were opened from memory; the native code of each; and the tensors of samples
+that had to be made in the worker. Python touches nothing of it per sample in the main process.
 """
 
 from __future__ import annotations
 
+import io
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import get_worker_info
 
 from stoker.engine import Batch, Session, names_of, native_ending, native_files
 from stoker.fallback import Fallback
 from stoker.plan import Tail
 from stoker.slots import Slot, Slots
+from stoker.trace.file import settle as settle_images
 from stoker.trace.hooks import is_image
-from stoker.trace.image import settle as settle_images
 from stoker.trace.node import Tracing, identity_of
 from stoker.trace.scope import Scope
 from stoker.trace.tensor import DeferredTensor, Erasure, Promise, Stack, interleave, tail_of
@@ -41,6 +44,7 @@ class Recording:
         interleaved: a single image whose channels lie last in memory.
         is_image: a `tv_tensors.Image`.
         names, offsets, identities, code, ends: of the recorded samples, as the engine reads them.
+        contents, content_offsets: their files where they are in memory; None where none is.
         places: of the recorded samples; None where all are.
         made: the other samples, stacked.
         erasures: (place, rectangle) to be written over.
@@ -58,21 +62,40 @@ class Recording:
     identities: NDArray[np.int64]
     code: NDArray[np.float64]
     ends: NDArray[np.uint64]
+    contents: torch.Tensor | None
+    content_offsets: NDArray[np.uint64] | None
     places: list[int] | None
     made: torch.Tensor | None
     erasures: list[tuple[int, Erasure]]
 
     def path(self, row: int) -> str:
-        """The file of recorded sample ``row``."""
+        """The file of recorded sample ``row``; "" where it is in memory."""
         begin, end = int(self.offsets[row]), int(self.offsets[row + 1])
         return os.fsdecode(self.names[begin:end].tobytes())
 
+    def memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint64]] | None:
+        """The files that are in memory, as the engine reads them."""
+        if self.contents is None or self.content_offsets is None:
+            return None
+        return self.contents.numpy(), self.content_offsets
 
-def _is_there(promise: Promise) -> bool:
-    """True where the main process will find the file that was recorded."""
+    def content(self, row: int) -> bytes:
+        """The bytes of recorded sample ``row`` where they are in memory; else none."""
+        memory = self.memory()
+        if memory is None:
+            return b""
+        contents, offsets = memory
+        return contents[int(offsets[row]) : int(offsets[row + 1])].tobytes()
+
+
+def _crosses(promise: Promise, dtype: torch.dtype) -> bool:
+    """True where the main process will have the file that was recorded."""
     source = promise.node.source
-    if source.path is None:
-        return False
+    if source.data is not None:
+        # Shared memory may be scarce: a worker's batch takes no more of it than it does in torch.
+        most = math.prod(promise.shape) * dtype.itemsize
+        return get_worker_info() is None or len(source.data) <= most
+    assert source.path is not None
     try:
         return identity_of(os.stat(source.path)) == source.identity
     except OSError:
@@ -85,18 +108,19 @@ def record(tensor: DeferredTensor, scope: Scope) -> Any:
     if tensor._real is not None:
         return tensor._real
     items = promise.items if isinstance(promise, Stack) else [promise]
-    names, identities, ends = [], [], []
+    names, identities, contents, ends = [], [], [], []
     code: list[float] = []
     places: list[int] = []
     made: list[torch.Tensor] = []
     erasures: list[tuple[int, Erasure]] = []
     sample: Promise | None = None
     for place, item in enumerate(items):
-        if isinstance(item, Promise) and _is_there(item):
+        if isinstance(item, Promise) and _crosses(item, tensor.dtype):
             sample = item
             source = item.node.source
             names.append(os.fsencode(source.path or ""))
-            identities.append(source.identity)
+            identities.append(source.identity or (0, 0, 0, 0))
+            contents.append(source.data or b"")
             code.extend(item.node.code)
             ends.append(len(code))
             places.append(place)
@@ -125,10 +149,23 @@ def record(tensor: DeferredTensor, scope: Scope) -> Any:
         np.array(identities, np.int64),
         np.array(code, np.float64),
         np.array(ends, np.uint64),
+        *_joined(contents),
         places if made else None,
         torch.stack(made) if made else None,
         erasures,
     )
+
+
+def _joined(contents: list[bytes]) -> tuple[torch.Tensor | None, NDArray[np.uint64] | None]:
+    """All bytes in a tensor, which crosses in shared memory, and where each of them begin."""
+    offsets = np.cumsum([0, *map(len, contents)]).astype(np.uint64)
+    if not offsets[-1]:
+        return None, None
+    joined = torch.empty(int(offsets[-1]), dtype=torch.uint8)
+    memory = joined.numpy()
+    for content, begin in zip(contents, offsets.tolist(), strict=False):
+        memory[begin : begin + len(content)] = np.frombuffer(content, np.uint8)
+    return joined, offsets
 
 
 def replaced(value: Any, kind: type | tuple[type, ...], make: Callable[[Any], Any]) -> Any:
@@ -211,6 +248,9 @@ class Receiver:
 
     def _decode(self, batch: object, row: int) -> NDArray[np.uint8]:
         recording = self._recordings[id(batch)]
+        content = recording.content(row)
+        if content:
+            return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
         path = recording.path(row)
         with open(path, "rb") as file:
             if identity_of(os.fstat(file.fileno())) != tuple(recording.identities[row].tolist()):
@@ -238,6 +278,7 @@ class Receiver:
             None,
             False,
             recording.identities,
+            contents=recording.memory(),
         )
         batch = self.session.prepare(
             native_ending(tail, recording.order),
@@ -264,7 +305,8 @@ class Receiver:
 
         result = replaced(batch, Pending, tensor)
         if failed:
-            raise Failed([path for path, _ in failed], f"{failed[0][0]} {failed[0][1]}")
+            files = [path for path, _ in failed if path]
+            raise Failed(files, f"{failed[0][0] or 'an image in memory'} {failed[0][1]}")
         return result
 
     def _finish(self, pending: Pending, failed: list[tuple[str, str]]) -> torch.Tensor:

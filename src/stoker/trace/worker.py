@@ -26,13 +26,10 @@ import torch
 
 from stoker.draws import Draw
 from stoker.trace import wire
-from stoker.trace.scope import DECODE, IMAGES, TENSORS, Counts, Scope, Undone, recording
+from stoker.trace.scope import DECODE, Counts, Scope, Undone, recording
 
 _PATIENCE = 4
 """So many replays are put up with before their share of all batches is looked at."""
-
-_SAMPLES = 16
-"""After so many deferred tensors it is looked at whether deferring them was of any use."""
 
 
 @dataclass(frozen=True)
@@ -186,12 +183,13 @@ class Recorder:
         return delivery
 
     def _learn(self, counts: Counts) -> None:
-        """Defers less where it has not paid."""
+        """Defers nothing any more where batches keep running again.
+
+        To have deferred what is made at once costs nothing: it is made natively, in one go.
+        """
         self.batches += 1
         self.total.add(counts)
         total = self.total
-        if self.depth == TENSORS and total.values >= _SAMPLES and total.values > total.recorded:
-            self.depth = IMAGES
         if total.replayed > _PATIENCE and 4 * total.replayed > self.batches:
             self.depth = DECODE
 
