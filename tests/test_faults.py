@@ -219,10 +219,27 @@ class DrawsOnError(LabelFileDataset):
             return self[random.randrange(len(self))]
 
 
-def walked(kind: Any, dataset: Any, epochs: int = 2, **options: Any) -> Any:
+class Unlucky(LabelFileDataset):
+    """Raises by chance, so exceptions depend on every draw before them."""
+
+    def __getitem__(self, idx: int) -> Any:
+        try:
+            sample = super().__getitem__(idx)
+        except OSError:
+            if idx == 3:
+                raise
+            return torch.rand(3, 32, 32), -1
+        if random.random() < 0.2:
+            raise ValueError(f"bad luck with {idx}")
+        return sample
+
+
+def walked(
+    kind: Any, dataset: Any, epochs: int = 2, size: int = 2, start: int = 11, **options: Any
+) -> Any:
     """The batches and exceptions of some epochs, gone on with after exceptions."""
-    seed(11)
-    loader = kind(dataset, 2, shuffle=True, **options)
+    seed(start)
+    loader = kind(dataset, size, shuffle=True, **options)
     found = []
     for _ in range(epochs):
         batches = iter(loader)
@@ -244,6 +261,7 @@ def walked(kind: Any, dataset: Any, epochs: int = 2, **options: Any) -> Any:
         (NoneOnError, False),
         (NoneOnError, True),
         (DrawsOnError, True),
+        (Unlucky, False),
     ],
 )
 def test_batches_after_a_broken_file(kind: Any, persistent: bool, damaged: Path) -> None:
@@ -255,6 +273,17 @@ def test_batches_after_a_broken_file(kind: Any, persistent: bool, damaged: Path)
     assert mine == theirs
     counts = loader._trace.counts
     assert counts.replayed and counts.recorded > counts.values
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_exceptions_beside_broken_files(workers: int, damaged: Path) -> None:
+    """Which exception comes first, and what is drawn until then."""
+    dataset = label_file(Unlucky)(damaged)
+    for size in (1, 3, 5):
+        options = {"num_workers": workers, "epochs": 1, "size": size, "start": 0}
+        theirs, _ = walked(D.DataLoader, dataset, **options)
+        mine, _ = walked(stoker.DataLoader, dataset, randomness="torch", **options)
+        assert mine == theirs
 
 
 def test_epochs_that_are_broken_off_leave_nothing(files: Path) -> None:

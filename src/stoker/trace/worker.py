@@ -4,7 +4,8 @@ Note [Replays]
     A broken file shows when it is decoded, which for a recorded sample is after the user's code has
     run. Then the batch runs again from the same states of torch's, Python's and NumPy's generators
     with nothing deferred, in the same worker, so exceptions are raised where they always were. The
-    file is remembered and not deferred again. The code's other side effects happen twice.
+    file is remembered and not deferred again. The code's other side effects happen twice. So runs a
+    batch again in which the code raises after it has opened images lazily.
 
     Where the main process found the failure, the worker has gone on to later batches. If the second
     run has drawn other random numbers than the first (an exception came before the transform drew,
@@ -61,21 +62,6 @@ class Delivery:
     later: dict[int, Delivery] = field(default_factory=dict)
 
 
-@dataclass
-class _Ticket:
-    """How to run a batch again.
-
-    Attributes:
-        index: what was asked for.
-        kept: the generators' states before it; None where each sample has its own.
-        delivered: False where it raised.
-    """
-
-    index: Any
-    kept: tuple[Any, Any, Any] | None
-    delivered: bool = False
-
-
 def states() -> tuple[Any, Any, Any]:
     """Of torch's, Python's and NumPy's generators."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
@@ -100,21 +86,28 @@ class Recorder:
     Args:
         depth: how far to defer.
         keep: batches that may be asked for again.
-        caught: in an except block, what stands for the exception in a delivery.
+        caught: in an except block, what stands for the exception in a delivery; without it,
+            exceptions are raised.
     """
 
     def __init__(self, depth: int, keep: int, caught: Callable[[], Any] | None = None) -> None:
         self.depth, self.keep, self.caught = depth, keep, caught
+        self.once = depth == DECODE  # a stream cannot be asked again
         self.eager: set[str] = set()
         self.total = Counts()
         self.batches = 0
-        self._tickets: OrderedDict[int, _Ticket] = OrderedDict()
+        self._tickets: OrderedDict[int, tuple[Any, tuple[Any, Any, Any] | None]] = OrderedDict()
         self._next = 0
 
     def fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
-        """Runs ``fetch(index)``, recording; raises what it raises."""
+        """Runs ``fetch(index)``, recording."""
         begun = time.thread_time()
-        delivery = self._fetch(fetch, index)
+        try:
+            delivery = self._fetch(fetch, index)
+        except Exception:
+            if self.caught is None or self.once:
+                raise
+            delivery = Delivery(self.caught(), self._next, Counts())
         delivery.counts.seconds = time.thread_time() - begun
         delivery.counts.samples = _samples(index)
         return delivery
@@ -122,13 +115,16 @@ class Recorder:
     def _fetch(self, fetch: Callable[[Any], Any], index: Any) -> Delivery:
         if isinstance(index, Replay):
             return self._again(fetch, index)
-        if self.depth == DECODE:
+        if self.once:
             scope = Scope(DECODE, self.eager)
             with recording(scope):
                 return Delivery(fetch(index), -1, scope.counts)
         # Under keyed seeds each sample begins with its own states.
         kept = None if isinstance(index, Draw) else states()
-        ticket = self._ticket(index, kept)
+        self._next += 1
+        self._tickets[self._next] = index, kept
+        while len(self._tickets) > self.keep:
+            self._tickets.popitem(last=False)
         scope = Scope(self.depth, self.eager)
         try:
             with recording(scope):
@@ -137,9 +133,11 @@ class Recorder:
                     wire.settle(scope)
         except Undone:
             pass
-        except Exception:
-            if scope.undone is None:
+        except Exception as error:
+            # An image before it may be broken, which its own exception would have told first.
+            if scope.undone is None and (scope.depth == DECODE or not scope.counts.opened):
                 raise
+            scope.undone = scope.undone or type(error).__name__
         if scope.undone is not None:
             if kept is not None:
                 restore(kept)
@@ -147,19 +145,11 @@ class Recorder:
             scope.counts.lines[f"ran again: {scope.undone}"] += 1
             batch = self._eagerly(fetch, index)
         self._learn(scope.counts)
-        self._tickets[ticket].delivered = True
-        return Delivery(batch, ticket, scope.counts)
-
-    def _ticket(self, index: Any, kept: tuple[Any, Any, Any] | None) -> int:
-        self._next += 1
-        self._tickets[self._next] = _Ticket(index, kept)
-        while len(self._tickets) > self.keep:
-            self._tickets.popitem(last=False)
-        return self._next
+        return Delivery(batch, self._next, scope.counts)
 
     def give_up(self, ticket: int, broken: tuple[str, ...]) -> None:
         """Puts the generators back to before the batch that was delivered last."""
-        kept = self._tickets[ticket].kept
+        kept = self._tickets[ticket][1]
         self.eager.update(broken)
         self.total.add(Counts(replayed=1))
         if kept is not None:
@@ -173,40 +163,24 @@ class Recorder:
         self.eager.update(replay.broken)
         counts = Counts(replayed=1)
         self.total.add(counts)
-        ticket, now = self._tickets[replay.ticket], states()
-        later = [number for number in self._tickets if number > replay.ticket]
-        before = now if not later else self._tickets[later[0]].kept
-        if ticket.kept is not None:
-            restore(ticket.kept)
-        delivery = Delivery(self._outcome(fetch, ticket.index), replay.ticket, counts)
-        if ticket.kept is None or before is None or _equal(states(), before):
+        (index, kept), now = self._tickets[replay.ticket], states()
+        later = [ticket for ticket in self._tickets if ticket > replay.ticket]
+        before = self._tickets[later[0]][1] if later else now
+        if kept is not None:
+            restore(kept)
+        try:
+            batch = self._eagerly(fetch, index)
+        except Exception:
+            if self.caught is None:
+                raise
+            batch = self.caught()
+        delivery = Delivery(batch, replay.ticket, counts)
+        if kept is None or before is None or _equal(states(), before):
             restore(now)
         else:
-            for number in later:
-                self._once_more(fetch, number, delivery.later)
+            for ticket in later:
+                delivery.later[ticket] = self.fetch(fetch, self._tickets.pop(ticket)[0])
         return delivery
-
-    def _outcome(self, fetch: Callable[[Any], Any], index: Any) -> Any:
-        try:
-            return self._eagerly(fetch, index)
-        except Exception:
-            if self.caught is None:
-                raise
-            return self.caught()
-
-    def _once_more(
-        self, fetch: Callable[[Any], Any], number: int, deliveries: dict[int, Delivery]
-    ) -> None:
-        """Records a batch from the generators' present states; see Note [Replays]."""
-        ticket = self._tickets.pop(number)
-        try:
-            delivery = self._fetch(fetch, ticket.index)
-        except Exception:
-            if self.caught is None:
-                raise
-            delivery = Delivery(self.caught(), -1, Counts())
-        if ticket.delivered:  # the main process knows it by its number
-            deliveries[number] = delivery
 
     def _learn(self, counts: Counts) -> None:
         """Defers nothing any more where batches keep running again.
