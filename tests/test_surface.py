@@ -77,7 +77,6 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["parity"], ["--labels", "--recipe", "--json"]),
         (["run"], ["SCRIPT"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
-        (["run"], ["SCRIPT"]),
     ],
 )
 def test_help(arguments: list[str], options: list[str]) -> None:
