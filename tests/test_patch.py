@@ -23,7 +23,7 @@ import stoker
 from pictures import picture, save
 from stoker.patching import _get_iterator, _State
 from stoker.trace.iterators import stock_iterator
-from tracing import canonical, seed
+from tracing import canonical, seed, told
 
 TRAIN = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
 ROOT = Path(__file__).resolve().parents[1]
@@ -384,7 +384,7 @@ def training(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     root = tmp_path_factory.mktemp("training")
     (root / "train.py").write_text(TRAINING)
     done = python("train.py", str(folder), "fork", at=root)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, told(done.stderr)) == (0, "")
     return root, done.stdout.strip()
 
 
@@ -393,7 +393,7 @@ def test_a_script_that_trains(method: str, folder: Path, training: tuple[Path, s
     root, expected = training
     done = python(*RUN, "train.py", str(folder), method, at=root)
     assert done.stdout.split("\n")[:2] == [expected, "12 recorded"]
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, told(done.stderr)) == (0, "")
 
 
 def test_under_torchrun(folder: Path, training: tuple[Path, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,15 @@ def outcome(code: Callable[[], Any]) -> Any:
         return canonical(code())
     except Exception as error:  # noqa: BLE001  whatever it is, both ways must raise it
         return type(error).__name__, str(error)
+
+
+def told(stderr: str) -> str:
+    """What a process told, without the notes of Python's resource tracker.
+
+    It may note semaphores that a queue's own thread was about to sign off as the process ended; so
+    it may with torch's loader.
+    """
+    return re.sub(r"[^\n]*resource_tracker[^\n]*\n(  warnings\.warn[^\n]*\n)?", "", stderr)
 
 
 def lazily(code: Callable[[], Any], depth: int = IMAGES) -> tuple[Any, Scope]:
