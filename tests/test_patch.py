@@ -284,6 +284,8 @@ if __name__ == "__main__":
         sys.exit("words")
     if what == "interrupt":
         import signal
+        # Python's own, also where the tests were started in the background, which ignores it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), signal.SIGINT)
 """
 
