@@ -785,6 +785,8 @@ def test_interrupt_leaves_a_loader_that_works(folder: Path) -> None:
     script = f"""
 import os, signal, sys, threading, time, torchvision, stoker
 from torchvision import transforms as T
+# Python's own handler, also where the tests were started in the background, which ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 dataset = torchvision.datasets.ImageFolder({str(folder)!r}, T.Compose(
     [T.RandomResizedCrop(1500), T.ToTensor()]))
 loader = stoker.DataLoader(dataset, 40, num_workers=1, seed=0)

@@ -313,4 +313,12 @@ def make():
     dataset = torchvision.datasets.ImageFolder(folder, CROP)
     return stoker.DataLoader(dataset, 8, shuffle=True, num_workers=2, seed=0)
 """
-    assert run_child(make + ENDINGS[ending], folders["fallback"], {}) == ("6\n", "")
+    for left in (2, 1, 0):
+        try:
+            assert run_child(make + ENDINGS[ending], folders["fallback"], {}) == ("6\n", "")
+            return
+        except AssertionError as error:
+            # Before Python 3.14 torch aborts if it frees a tensor in a daemon thread as the
+            # interpreter exits: once in thirty runs. Whatever is our doing happens in all of them.
+            if not left or "terminate called without an active exception" not in str(error):
+                raise
