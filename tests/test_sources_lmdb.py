@@ -250,6 +250,14 @@ def test_absent_and_other_files(tmp_path: Path) -> None:
             LMDB(tmp_path)
 
 
+@pytest.mark.parametrize("size", [40, 50, 100, 151, 152, 4096, 8191])
+def test_truncated_in_its_first_pages(tmp_path: Path, size: int) -> None:
+    path = write(tmp_path / "x", {b"1": JPEG})
+    os.truncate(path / "data.mdb", size)
+    with pytest.raises(SourceError, match="is truncated"):
+        stoker.open(path)
+
+
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
 def test_truncated(tmp_path: Path, pictures: list[tuple[bytes, int]], share: float) -> None:
     path = write(tmp_path / "x", {b"%d" % i: image for i, (image, _) in enumerate(pictures)})

@@ -433,6 +433,20 @@ def test_a_truncated_shard_keeps_what_is_whole(shards: str, kept: Path) -> None:
         Tar(path, damaged="ignore")
 
 
+def test_a_shard_that_shrinks_while_it_is_read(
+    shards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shards.replace("{000..003}", "001")
+    size, pread = os.path.getsize(path), os.pread
+
+    def shrunk(fd: int, length: int, at: int) -> bytes:
+        return pread(fd, min(length, max(0, size // 2 + 100 - at)), at)
+
+    monkeypatch.setattr(os, "pread", shrunk)
+    with pytest.raises(SourceError, match="is truncated"):
+        Tar(path, cache=False)
+
+
 def test_a_damaged_header_loses_its_member_only(shards: str) -> None:
     path = Path(shards.replace("{000..003}", "001"))
     members = by_tarfile(path)

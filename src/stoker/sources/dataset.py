@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import BuiltinMethodType, MethodWrapperType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import PIL
@@ -28,9 +28,6 @@ from stoker.genuine import Watch
 from stoker.plan import Refusal
 from stoker.sources import index
 from stoker.sources.index import Files, Images
-
-if TYPE_CHECKING:
-    pass
 
 _RUN = ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
 """What a loader calls of a dataset."""

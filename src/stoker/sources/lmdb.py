@@ -181,6 +181,8 @@ class _Pages:
         if not is_lmdb(head):
             raise _Unfit("is no LMDB environment")
         first = _PAGE.size + _META.size
+        if len(head) < first + 2 * _DATABASE.size + 16:
+            raise _Unfit("is truncated in its first page")
         self.page_size = _DATABASE.unpack_from(head, first)[0]
         if self.page_size not in _PAGE_SIZES or 2 * self.page_size > self.size:
             raise _Unfit("is truncated or damaged: its first page does not say what it should")

@@ -270,6 +270,9 @@ def _members(fd: int, size: int, damage: list[str]) -> Iterator[tuple[bytes, int
     long = _Long()
     while at + _BLOCK <= size:
         header = os.pread(fd, _BLOCK, at)
+        if len(header) < _BLOCK:  # it has shrunk meanwhile
+            damage.append(f"is truncated at byte {at:,}")
+            return
         if header.count(0) == _BLOCK:
             return
         try:
@@ -310,7 +313,7 @@ def _next_header(fd: int, at: int, size: int) -> int:
     """Where the next sound header with a mark of its format is; ``size`` where there is none."""
     while at + _BLOCK <= size:
         header = os.pread(fd, _BLOCK, at)
-        if header[257:262] == b"ustar" and _checks(header):
+        if len(header) == _BLOCK and header[257:262] == b"ustar" and _checks(header):
             return at
         at += _BLOCK
     return size

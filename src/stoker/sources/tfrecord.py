@@ -208,6 +208,8 @@ def _expand(file: Any, place: Any) -> None:
                         raise zlib.error("the compressed data is truncated")
                     out.write(stream.decompress(data, _CHUNK_BYTES))
                 unused = stream.unused_data or file.read(_CHUNK_BYTES)
+            out.flush()
+            os.fsync(out.fileno())  # before it has its name, by which it is trusted
         os.replace(temporary, place)
     except BaseException:
         os.unlink(temporary)
@@ -246,6 +248,9 @@ def _scan(
                     damage.append(f"is truncated in record {number:,}")
                     break
                 data = file.read(length + _CRC.size)
+                if len(data) < length + _CRC.size:  # it has shrunk meanwhile
+                    damage.append(f"is truncated in record {number:,}")
+                    break
                 record = data[:length]
                 try:
                     if _CRC.unpack(data[length:])[0] != _masked(crc32c(record)):
