@@ -639,5 +639,5 @@ def test_open_tells_formats_by_their_content(folder: Path, tmp_path: Path, shard
 def test_open_refuses_what_says_nothing_to_a_format(folder: Path, shards: str) -> None:
     with pytest.raises(ValueError, match="label='txt' says nothing to a folder of classes"):
         stoker.open(folder, label="txt")
-    with pytest.raises(ValueError, match=r"root=.* says nothing to shards"):
+    with pytest.raises(ValueError, match=r"root=.* says nothing to tar shards"):
         stoker.open(shards, root=folder)

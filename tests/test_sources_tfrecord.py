@@ -25,7 +25,7 @@ from pictures import class_folder
 from stoker import cache
 from stoker.errors import DecodeError, SourceError, StokerWarning
 from stoker.sources import tfrecord
-from stoker.sources.tfrecord import TFRecord, is_tfrecord
+from stoker.sources.tfrecord import TFRecord, recognises
 
 writers = pytest.importorskip("tfrecord")
 
@@ -257,7 +257,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(SourceError, match="is no TFRecord"):
             TFRecord(tmp_path / "x")
-        assert not is_tfrecord(content)
+        assert not recognises("", content)
     with pytest.raises(SourceError, match="No such file"):
         TFRecord(tmp_path / "absent")
     with pytest.raises(SourceError, match="is no file"):

@@ -11,8 +11,9 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import platformdirs
 
@@ -63,3 +64,26 @@ def store(name: str, parts: Sequence[bytes | memoryview]) -> None:
                 StokerWarning,
                 stacklevel=2,
             )
+
+
+def file(name: str, write: Callable[[BinaryIO], None]) -> Path:
+    """The path of the file ``name``, which ``write`` makes if it isn't there: whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = place(name)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            write(out)
+            out.flush()
+            os.fsync(out.fileno())  # before it has its name, by which it is trusted
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ _PUBLIC = {"ImageDataset": "filelist", "ImageFolder": "folder"}
 def __getattr__(name: str) -> object:
     """Imports the module of a format when it is first asked for."""
     if name in _PUBLIC:
-        from importlib import import_module
-
         return getattr(import_module(f"stoker.sources.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -68,100 +69,78 @@ def open(
         SourceError: it cannot be read.
         ValueError: an argument says nothing to this format.
     """
-    from stoker.sources.lmdb import LMDB, file_of, is_lmdb
-    from stoker.sources.mds import MDS, is_mds
+    options = {
+        "root": (root, None),
+        "image": (image, None),
+        "label": (label, "auto"),
+        "label_offset": (label_offset, 0),
+        "classes": (classes, None),
+        "damaged": (damaged, "raise"),
+        "exif": (exif, False),
+        "max_pixels": (max_pixels, None),
+        "max_bytes": (max_bytes, None),
+    }
+    given = {
+        name: value
+        for name, (value, default) in options.items()
+        if type(value) is not type(default) or value != default
+    }
+    kind = _format_of(path)
+    dataset = getattr(import_module(f"stoker.sources.{kind.module}"), kind.dataset)
+    known = inspect.signature(dataset).parameters
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{name}={value!r} says nothing to {kind.what}")
+    if not kind.shards and not isinstance(path, str | os.PathLike):
+        raise ValueError(f"several paths, and {kind.what} is one: {', '.join(map(str, path))}")
+    images: Images = dataset(path, transform, target_transform, **given)
+    return images
 
-    if isinstance(path, str | os.PathLike):
-        single = os.path.expanduser(os.fspath(path))
-        given: dict[str, object] = {"image": image, "label_offset": label_offset or None}
-        if is_lmdb(_head(file_of(single))):
-            _refuse(given | {"root": root}, "an LMDB environment")
-            return LMDB(
-                single,
-                transform,
-                target_transform,
-                label=label,
-                classes=classes,
-                damaged=damaged,
-                exif=exif,
-                max_pixels=max_pixels,
-                max_bytes=max_bytes,
-            )
-        if os.path.isfile(os.path.join(single, "index.json")) and is_mds(single):
-            _refuse({"root": root, "label_offset": label_offset or None}, "MDS shards")
-            return MDS(
-                single,
-                transform,
-                target_transform,
-                image=image,
-                label=label,
-                classes=classes,
-                damaged=damaged,
-                exif=exif,
-                max_pixels=max_pixels,
-                max_bytes=max_bytes,
-            )
-        given |= {"classes": classes, "label": label if label != "auto" else None}
-        given |= {"damaged": damaged if damaged != "raise" else None}
-        if os.path.isdir(single):
-            _refuse(given | {"root": root}, "a folder of classes")
-            from stoker.sources.folder import ImageFolder
 
-            return ImageFolder(
-                single,
-                transform,
-                target_transform,
-                exif=exif,
-                max_pixels=max_pixels,
-                max_bytes=max_bytes,
-            )
-        if os.path.isfile(single) and _is_text(single):
-            _refuse(given, "a label file")
-            from stoker.sources.filelist import ImageDataset
+@dataclass(frozen=True)
+class _Format:
+    """A format that `open` knows.
 
-            return ImageDataset(
-                os.path.dirname(single) if root is None else root,
-                single,
-                transform,
-                target_transform,
-                exif=exif,
-                max_pixels=max_pixels,
-                max_bytes=max_bytes,
-            )
-    _refuse({"root": root}, "shards")
+    Attributes:
+        what: it is called.
+        module: of this package, with a function ``recognises(path, head)``: whether what is at a
+            path, of a file beginning with ``head``, is in this format.
+        dataset: the class, or the function that makes one, in that module.
+        shards: it may be several files.
+    """
+
+    what: str
+    module: str
+    dataset: str
+    shards: bool = False
+
+
+# In the order in which they are asked; the last are the least particular.
+_FORMATS = (
+    _Format("an LMDB environment", "lmdb", "LMDB"),
+    _Format("MDS shards", "mds", "MDS"),
+    _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True),
+    _Format("a folder of classes", "folder", "ImageFolder"),
+    _Format("a label file", "filelist", "labelled"),
+)
+_OTHERS = _Format("tar shards", "tar", "Tar", shards=True)
+
+
+def _format_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> _Format:
+    """The format of what is at ``path``; of several shards, that of the first.
+
+    Raises:
+        SourceError: nothing fits a pattern.
+    """
     from stoker.sources.shards import paths_of
-    from stoker.sources.tfrecord import TFRecord, is_tfrecord
 
-    shards = paths_of(path)
-    if is_tfrecord(_head(shards[0])):
-        return TFRecord(
-            shards,
-            transform,
-            target_transform,
-            image=image,
-            label=label,
-            label_offset=label_offset,
-            classes=classes,
-            damaged=damaged,
-            exif=exif,
-            max_pixels=max_pixels,
-            max_bytes=max_bytes,
-        )
-    _refuse({"label_offset": label_offset or None}, "tar shards")
-    from stoker.sources.tar import Tar
-
-    return Tar(
-        shards,
-        transform,
-        target_transform,
-        image=image,
-        label=label,
-        classes=classes,
-        damaged=damaged,
-        exif=exif,
-        max_pixels=max_pixels,
-        max_bytes=max_bytes,
-    )
+    single = os.path.expanduser(os.fspath(path)) if isinstance(path, str | os.PathLike) else ""
+    first = single if os.path.exists(single) else paths_of(path)[0]
+    head = _head(first)
+    for kind in _FORMATS:
+        if import_module(f"stoker.sources.{kind.module}").recognises(first, head):
+            return kind
+    return _OTHERS
 
 
 def _head(path: str) -> bytes:
@@ -172,21 +151,3 @@ def _head(path: str) -> bytes:
         return b""
     with open_file(path, "rb") as file:
         return file.read(4096)
-
-
-def _refuse(given: Mapping[str, object], what: str) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name}={value!r} says nothing to {what}")
-
-
-def _is_text(path: str) -> bool:
-    """Whether a file begins like a text: with some bytes, of which none is 0, in UTF-8."""
-    head = _head(path)
-    if not head or 0 in head:
-        return False
-    try:
-        head[:-3].decode()
-    except UnicodeDecodeError as error:
-        return error.end == len(head[:-3])  # within a character
-    return True

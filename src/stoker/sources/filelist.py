@@ -98,6 +98,40 @@ class ImageDataset(Images):
         return {name: label for label, name in enumerate(self.classes)}
 
 
+def labelled(
+    path: str | os.PathLike[str],
+    transform: Callable[[Any], Any] | None = None,
+    target_transform: Callable[[Any], Any] | None = None,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    exif: bool = False,
+    max_pixels: int | None = None,
+    max_bytes: int | None = None,
+) -> ImageDataset:
+    """The dataset of a label file, whose names are relative to ``root`` or else, to its folder."""
+    path = os.path.expanduser(os.fspath(path))
+    return ImageDataset(
+        os.path.dirname(path) if root is None else root,
+        path,
+        transform,
+        target_transform,
+        exif=exif,
+        max_pixels=max_pixels,
+        max_bytes=max_bytes,
+    )
+
+
+def recognises(_: str, head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is a text: some bytes, none of them 0, in UTF-8."""
+    if not head or 0 in head:
+        return False
+    try:
+        head[:-3].decode()
+    except UnicodeDecodeError as error:
+        return error.end == len(head[:-3])  # within a character
+    return True
+
+
 # Which names exist
 
 

@@ -154,6 +154,11 @@ class _Listing:
         return [os.fsdecode(name) for name in self.classes.split(b"\0")[:-1]]
 
 
+def recognises(path: str, _: bytes) -> bool:
+    """Whether there is a folder."""
+    return os.path.isdir(path)
+
+
 def _list(root: str, extensions: tuple[str, ...], cache: bool) -> tuple[_Listing, list[str]]:
     """The listing of a tree, from the cache if that is still right, and warnings about it."""
     identity = "\0".join([os.path.abspath(root), *extensions])

@@ -109,8 +109,19 @@ def file_of(path: str) -> str:
     return os.path.join(path, "data.mdb") if os.path.isdir(path) else path
 
 
-def is_lmdb(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is an LMDB environment."""
+def recognises(path: str, head: bytes) -> bool:
+    """Whether a folder, or a file that begins with ``head``, is an LMDB environment."""
+    if os.path.isdir(path):
+        try:
+            with open(file_of(path), "rb") as file:
+                head = file.read(_PAGE.size + _META.size)
+        except OSError:
+            return False
+    return _has_meta(head)
+
+
+def _has_meta(head: bytes) -> bool:
+    """Whether a page that begins with ``head`` is a meta page."""
     if len(head) < _PAGE.size + _META.size:
         return False
     flags = _PAGE.unpack_from(head)[2]
@@ -178,7 +189,7 @@ class _Pages:
 
     def __post_init__(self) -> None:
         head = self.read(0, 1 << 17)
-        if not is_lmdb(head):
+        if not _has_meta(head):
             raise _Unfit("is no LMDB environment")
         first = _PAGE.size + _META.size
         if len(head) < first + 2 * _DATABASE.size + 16:
@@ -188,7 +199,7 @@ class _Pages:
             raise _Unfit("is truncated or damaged: its first page does not say what it should")
         metas = []
         for at in (0, self.page_size):
-            if is_lmdb(head[at:]) and len(head) >= at + first + 2 * _DATABASE.size + 16:
+            if _has_meta(head[at:]) and len(head) >= at + first + 2 * _DATABASE.size + 16:
                 last, transaction = struct.unpack_from("<QQ", head, at + first + 2 * _DATABASE.size)
                 main = _DATABASE.unpack_from(head, at + first + _DATABASE.size)
                 metas.append((transaction, last, main))

@@ -128,12 +128,14 @@ class MDS(Sharded):
         )
 
 
-def is_mds(folder: str) -> bool:
+def recognises(path: str, _: bytes) -> bool:
     """Whether a folder holds an index of MDS shards."""
+    if not os.path.isfile(os.path.join(path, "index.json")):
+        return False
     try:
-        return bool(_read_index(folder))
+        return bool(_read_index(path))
     except SourceError as error:
-        return error.path != folder  # there is one, with something else wrong
+        return error.path != path  # there is one, with something else wrong
 
 
 def _is_label(column: _Column) -> bool:

@@ -19,7 +19,6 @@ import hashlib
 import os
 import stat
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -116,8 +115,8 @@ class TFRecord(Sharded):
         self.shards = given
 
 
-def is_tfrecord(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a TFRecord, perhaps a compressed one."""
+def recognises(_: str, head: bytes) -> bool:
+    """Whether a file that begins with ``head`` is a TFRecord, perhaps a compressed one."""
     if _is_compressed(head):
         try:
             head = zlib.decompressobj(47).decompress(head, _HEAD.size)
@@ -174,15 +173,13 @@ def _plain(path: str) -> str:
             raise SourceError(path, "is no file")
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
-            if not _is_compressed(head) or not is_tfrecord(head):
+            if not _is_compressed(head) or not recognises(path, head):
                 return path
             state = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}"
             digest = hashlib.blake2b(os.fsencode(state), digest_size=16).hexdigest()
-            place = kept.place(f"expanded/{digest}-{os.path.basename(path)}")
-            if not place.exists():
-                file.seek(0)
-                _expand(file, place)
-            return str(place)
+            name = f"expanded/{digest}-{os.path.basename(path)}"
+            file.seek(0)
+            return str(kept.file(name, lambda out: _expand(file, out)))
     except (OSError, zlib.error) as error:
         if isinstance(error, SourceError):
             raise
@@ -191,29 +188,19 @@ def _plain(path: str) -> str:
         raise SourceError(path, f"{reason}{where}") from error
 
 
-def _expand(file: Any, place: Any) -> None:
-    """Writes the expanded content of ``file`` to ``place``, whole or not at all."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            # A GZIP file may be several, one after the other.
-            unused = file.read(_CHUNK_BYTES)
-            while unused:
-                stream = zlib.decompressobj(47)
-                while not stream.eof:
-                    data = stream.unconsumed_tail or unused or file.read(_CHUNK_BYTES)
-                    unused = b""
-                    if not data:
-                        raise zlib.error("the compressed data is truncated")
-                    out.write(stream.decompress(data, _CHUNK_BYTES))
-                unused = stream.unused_data or file.read(_CHUNK_BYTES)
-            out.flush()
-            os.fsync(out.fileno())  # before it has its name, by which it is trusted
-        os.replace(temporary, place)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+def _expand(file: BinaryIO, out: BinaryIO) -> None:
+    """Writes the expanded content of ``file``."""
+    # A GZIP file may be several, one after the other.
+    unused = file.read(_CHUNK_BYTES)
+    while unused:
+        stream = zlib.decompressobj(47)
+        while not stream.eof:
+            data = stream.unconsumed_tail or unused or file.read(_CHUNK_BYTES)
+            unused = b""
+            if not data:
+                raise zlib.error("the compressed data is truncated")
+            out.write(stream.decompress(data, _CHUNK_BYTES))
+        unused = stream.unused_data or file.read(_CHUNK_BYTES)
 
 
 # Records
