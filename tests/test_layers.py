@@ -36,7 +36,7 @@ ROWS = [
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
     _row("storage engine slots draws stock fields collate", "numpy torch PIL", "fsspec"),
     _row(
-        "sources fallback proof",
+        "sources fallback proof shrink",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow pillow_heif google_crc32c",
     ),
@@ -48,7 +48,7 @@ ROWS = [
     ),
     _row("iterate tiers", "numpy torch PIL"),
     _row("loader", "numpy torch"),
-    _row("patching diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision"),
+    _row("patching diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision ray"),
     _row("run"),
     _row("cli", "numpy torch PIL typer rich", "torchvision"),
     _row("__main__"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,8 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
+from PIL import ExifTags, Image
 from typer.testing import CliRunner
 
 import stoker
@@ -29,11 +34,15 @@ from stoker.cli import app
 from stoker.errors import SourceError
 from stoker.order import Order
 from stoker.pack import pack
+from stoker.shrink import Shrink
+from stoker.sources import lmdb as sources_lmdb
 from stoker.sources import shards as sources_shards
-from stoker.sources.index import Images
+from stoker.sources.index import Files, Images
 
+command = sys.modules["stoker.cli.pack"]  # the package has a function of that name
 SIZE = 200_000
-FORMATS = ["tar", "tfrecord"]
+SHARDED = ["tar", "tfrecord"]
+FORMATS = [*SHARDED, "lmdb", "csv"]
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +72,29 @@ def content(dataset: Images) -> list[tuple[bytes, int]]:
     return [(image(dataset, i), label) for i, label in enumerate(dataset.targets)]
 
 
+def digests_below(folder: Path) -> dict[str, str]:
+    """Of the files; of an LMDB environment, whose pages hold left-overs, of keys and values."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.name == "data.mdb" and not path.parent.name.startswith("."):
+            with lmdb.open(str(path.parent), readonly=True, lock=False) as environment:
+                digest = repr([(k, hash(v)) for k, v in environment.begin().cursor()])
+        found[str(path.relative_to(folder))] = digest
+    return found
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def named(folder: Path, kind: str) -> str:
+    """A target in ``folder``: of several shards, if there may be several."""
+    return str(folder / (f"a-%03d.{kind}" if kind in SHARDED else f"a.{kind}"))
+
+
+def reopened(target: str) -> Images:
+    return stoker.open(re.sub("%03d", "*", target))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -73,9 +103,10 @@ def test_what_comes_out_is_what_went_in(
     tmp_path: Path, source: Images, kind: str, shuffle: int | None
 ) -> None:
     told: list[tuple[int, int]] = []
+    target = named(tmp_path / "out", kind)
     packed = pack(
         source,
-        tmp_path / f"out/a-%03d.{kind}",
+        target,
         shard_bytes=SIZE,
         shuffle=shuffle,
         progress=lambda samples, done: told.append((samples, done)),
@@ -84,16 +115,19 @@ def test_what_comes_out_is_what_went_in(
     if shuffle is not None:
         order = Order(60, shuffle, True).indices(0, 0, 60).tolist()
         expected = [expected[i] for i in order]
-    again = stoker.open(f"{tmp_path}/out/a-*.{kind}")
+    again = reopened(target)
     assert content(again) == expected
-    assert sorted(os.listdir(tmp_path / "out")) == [os.path.basename(p) for p in packed.shards]
-    assert len(packed.shards) > 4 and packed.samples == 60 and packed.found == 0
+    assert packed.samples == 60 and packed.found == 0
     assert packed.image_bytes == sum(len(image) for image, _ in expected)
     assert max(told) == (60, packed.image_bytes) and len(told) == 60
-    extents = again.files.extents
-    assert extents is not None
-    sums = np.bincount(extents.shard, extents.length)
-    assert (sums <= SIZE).all(), "a shard is larger than it may be"
+    beside = {"00000"} if kind == "csv" else set()  # the images' folder
+    assert set(os.listdir(tmp_path / "out")) - beside == set(map(os.path.basename, packed.shards))
+    if kind in SHARDED:
+        assert len(packed.shards) > 4
+        extents = again.files.extents
+        assert extents is not None
+        sums = np.bincount(extents.shard, extents.length)
+        assert (sums <= SIZE).all(), "a shard is larger than it may be"
 
 
 def test_tars_are_tars_to_others(tmp_path: Path, source: Images) -> None:
@@ -121,10 +155,58 @@ def test_tfrecords_are_tfrecords_to_others(tmp_path: Path, source: Images) -> No
         assert bytes(read[i]["image/class/text"]).decode() == source.files.name(i).split("/")[0]
 
 
+def test_environments_are_environments_to_others(tmp_path: Path, source: Images) -> None:
+    pack(source, tmp_path / "a.lmdb")
+    with lmdb.open(str(tmp_path / "a.lmdb"), readonly=True, lock=False) as environment:
+        values = dict(environment.begin().cursor())
+    assert values.pop(b"num-samples") == b"60"
+    for i, (image, label) in enumerate(content(source), 1):
+        assert values.pop(b"image-%09d" % i) == image
+        assert values.pop(b"label-%09d" % i) == b"%d" % label
+    assert not values
+
+
+def test_folders_are_folders_to_others(tmp_path: Path, source: Images) -> None:
+    assert pack(source, tmp_path / "out").shards == [str(tmp_path / "out/labels.csv")]
+    pack(source, f"{tmp_path}/v1.2/")
+    assert digests_below(tmp_path / "v1.2") == digests_below(tmp_path / "out")
+    with (tmp_path / "out/labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 60
+    for i, (image, label) in enumerate(content(source)):
+        assert (tmp_path / "out" / rows[i]["filename"]).read_bytes() == image
+        assert rows[i]["label"] == str(label)
+        assert rows[i]["source"] == source.files.name(i)
+        assert rows[i]["class"] == source.files.name(i).split("/")[0]
+
+
+def test_names_are_only_names(tmp_path: Path) -> None:
+    """What leads elsewhere, or can't be printed, in an archive is neither followed nor lost."""
+    picture = next(class_folder(tmp_path / "classes", 4).rglob("*.jpg")).read_bytes()
+    hostile = ["../../up.jpg", "/tmp/absolute.jpg", "line\nbreak.jpg", "caf\udce9.jpg"]
+    with tarfile.open(tmp_path / "a.tar", "w", errors="surrogateescape") as file:
+        for name in hostile:
+            info = tarfile.TarInfo(name)
+            info.size = len(picture)
+            file.addfile(info, io.BytesIO(picture))
+    source = stoker.open(tmp_path / "a.tar", label=None)
+    before = digests_below(tmp_path)
+    for kind in FORMATS:
+        target = named(tmp_path / "out", kind)
+        pack(source, target)
+        assert content(reopened(target)) == content(source)
+    shutil.rmtree(tmp_path / "out")
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    assert digests_below(tmp_path) == before
+
+
 def test_from_format_to_format(tmp_path: Path, source: Images) -> None:
-    pack(source, tmp_path / "a-%d.tfrecord", shard_bytes=SIZE)
-    pack(stoker.open(tmp_path / "a-*.tfrecord"), tmp_path / "b-%d.tar", shard_bytes=2 * SIZE)
-    assert content(stoker.open(tmp_path / "b-*.tar")) == content(source)
+    last = source
+    for step, kind in enumerate([*FORMATS, *FORMATS[::-1]]):
+        target = named(tmp_path / f"{step}", kind)
+        pack(last, target, shard_bytes=(step + 1) * SIZE // 2)
+        last = reopened(target)
+        assert content(last) == content(source)
 
 
 def test_samples_without_label_or_known_suffix(tmp_path: Path, source: Images) -> None:
@@ -155,39 +237,92 @@ def test_one_image_larger_than_a_shard(tmp_path: Path, source: Images) -> None:
 # Interrupted
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", SHARDED)
 def test_packing_again_writes_only_what_is_missing(
     tmp_path: Path, source: Images, kind: str
 ) -> None:
-    target = tmp_path / f"out/a-%d.{kind}"
+    target = named(tmp_path / "out", kind)
     first = pack(source, target, shard_bytes=SIZE)
     whole = digests(tmp_path / "out")
     times = {path: os.stat(path).st_mtime_ns for path in first.shards}
     for gone in first.shards[1::2]:
         os.unlink(gone)
-    Path(tmp_path / f"out/.a-1.{kind}.part").write_text("left over")
+    Path(tmp_path / f"out/.a-001.{kind}.part").write_text("left over")
     second = pack(source, target, shard_bytes=SIZE)
     assert digests(tmp_path / "out") == whole
     assert second.found == len(first.shards[::2])
     assert all(os.stat(path).st_mtime_ns == times[path] for path in first.shards[::2])
 
 
+@pytest.mark.parametrize("kind", ["lmdb", "csv"])
+def test_a_set_of_one_shard_goes_on_where_it_was(
+    tmp_path: Path, source: Images, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources_lmdb, "_COMMITTED_BYTES", SIZE)
+    monkeypatch.setattr(sources_lmdb, "_FIRST_MAP_BYTES", 1 << 20)  # must grow
+    pack(source, named(tmp_path / "whole", kind))
+    sound, reads, gone = Files.opened, list[int](), [True]
+
+    def opened(self: Files, row: int) -> Any:
+        reads.append(row)
+        if len(reads) == 50 and gone.pop():
+            raise OSError(errno.EIO, "the disk is gone")
+        return sound(self, row)
+
+    monkeypatch.setattr(Files, "opened", opened)
+    with pytest.raises(SourceError, match="the disk is gone"):
+        pack(source, named(tmp_path / "out", kind))
+    assert not (tmp_path / f"out/a.{kind}").exists()
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/00000").glob("*")}
+    assert len(made) == (49 if kind == "csv" else 0)
+    reads.clear()
+    gone.append(False)
+    packed = pack(source, named(tmp_path / "out", kind))
+    assert (packed.samples, packed.found) == (60, 0)
+    assert digests_below(tmp_path / "out") == digests_below(tmp_path / "whole")
+    assert all(path.stat().st_mtime_ns == time for path, time in made.items())
+    assert sorted(set(reads)) == list(range(60))
+    if kind == "lmdb":  # what is there is read to be compared, not to be written again
+        assert len(reads) == 60
+
+
+def test_an_environment_begun_from_another_source(tmp_path: Path, source: Images) -> None:
+    pack(source, tmp_path / "a.lmdb")
+    os.rename(tmp_path / "a.lmdb", tmp_path / ".a.lmdb.part")
+    assert source.files.labels is not None
+    other = Images(replace(source.files, labels=source.files.labels + 1))
+    with pytest.raises(SourceError, match="read back otherwise"):
+        pack(other, tmp_path / "a.lmdb")
+    pack(other, tmp_path / "a.lmdb")
+    assert content(stoker.open(tmp_path / "a.lmdb")) == content(other)
+    os.makedirs(tmp_path / ".b.lmdb.part")
+    (tmp_path / ".b.lmdb.part/data.mdb").write_bytes(b"something else" * 1000)
+    pack(source, tmp_path / "b.lmdb")
+    assert content(stoker.open(tmp_path / "b.lmdb")) == content(source)
+
+
 KILLED = """
 import sys, stoker
 from stoker.pack import pack
+from stoker.sources import lmdb
+lmdb._COMMITTED_BYTES = 200000
 source = stoker.ImageFolder(sys.argv[1], cache=False)
 print("begins", flush=True)
 pack(source, sys.argv[2], shard_bytes=200000, jobs=2)
 """
 
 
-def _killed_packing(tmp_path: Path, folder: Path, moments: int) -> None:
-    pack(stoker.ImageFolder(folder, cache=False), tmp_path / "whole/a-%d.tar", shard_bytes=SIZE)
-    whole = digests(tmp_path / "whole")
+def _killed_packing(
+    tmp_path: Path, folder: Path, kind: str, moments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources_lmdb, "_COMMITTED_BYTES", SIZE)
+    source = stoker.ImageFolder(folder, cache=False)
+    pack(source, named(tmp_path / "whole", kind), shard_bytes=SIZE)
+    whole = digests_below(tmp_path / "whole")
     rng = random.Random(moments)
     for _ in range(moments):
         process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(folder), str(tmp_path / "out/a-%d.tar")],
+            [sys.executable, "-c", KILLED, str(folder), named(tmp_path / "out", kind)],
             stdout=subprocess.PIPE,
         )
         assert process.stdout is not None
@@ -196,16 +331,29 @@ def _killed_packing(tmp_path: Path, folder: Path, moments: int) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
         if (tmp_path / "out").exists():
-            named = {n: d for n, d in digests(tmp_path / "out").items() if not n.startswith(".")}
-            assert named.items() <= whole.items(), "something half-written has a final name"
+            found = digests_below(tmp_path / "out").items()
+            final = {name: digest for name, digest in found if "/." not in f"/{name}"}
+            assert final.items() <= whole.items(), "something half-written has a final name"
         if rng.random() < 0.3:
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    pack(stoker.ImageFolder(folder, cache=False), tmp_path / "out/a-%d.tar", shard_bytes=SIZE)
-    assert digests(tmp_path / "out") == whole
+    pack(source, named(tmp_path / "out", kind), shard_bytes=SIZE)
+    left = {n: d for n, d in digests_below(tmp_path / "out").items() if not n.endswith(".part")}
+    assert left == whole
 
 
-def test_killed_twice(tmp_path: Path, folder: Path) -> None:
-    _killed_packing(tmp_path, folder, 2)
+@pytest.mark.parametrize("kind", FORMATS)
+def test_killed_twice(
+    tmp_path: Path, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _killed_packing(tmp_path, folder, kind, 2, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
+def test_killed_often(
+    tmp_path: Path, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _killed_packing(tmp_path, folder, kind, 50, monkeypatch)
 
 
 FULL = """
@@ -248,15 +396,19 @@ def test_what_was_written_otherwise_gets_no_name(
 ) -> None:
     sound = packing.FORMATS[f".{kind}"]
 
-    def spoiled(file: Any, samples: Any) -> None:
-        sound.write(file, samples)
-        file.seek(file.tell() // 2)
-        file.write(b"spoiled here and there")
+    def spoiled(path: str, samples: Any) -> None:
+        sound.write(path, samples)
+        if kind == "csv":
+            path = str(next(Path(path).parent.glob("*/*")))
+        path = f"{path}/data.mdb" if kind == "lmdb" else path
+        with open(path, "r+b") as file:
+            file.seek(os.path.getsize(path) // 2)
+            file.write(b"spoiled here and there")
 
     monkeypatch.setitem(packing.FORMATS, f".{kind}", replace(sound, write=spoiled))
     with pytest.raises(SourceError, match="read back otherwise than written"):
-        pack(source, tmp_path / f"out/a-%d.{kind}", shard_bytes=SIZE)
-    assert os.listdir(tmp_path / "out") == []
+        pack(source, named(tmp_path / "out", kind), shard_bytes=SIZE)
+    assert set(os.listdir(tmp_path / "out")) <= {"00000"}  # the images' folder
 
 
 # In the way
@@ -282,7 +434,7 @@ def test_other_labels_are_another_set(tmp_path: Path, source: Images) -> None:
     pack(source, tmp_path / "a.tar")
     assert source.files.labels is not None
     other = Images(replace(source.files, labels=source.files.labels + 1))
-    with pytest.raises(SourceError, match="another name or label"):
+    with pytest.raises(SourceError, match="another image, label or name"):
         pack(other, tmp_path / "a.tar")
 
 
@@ -302,7 +454,9 @@ def test_a_source_that_lacks_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "told"),
     [
-        ("a-%d.zip", {}, r"must end in \.tar or \.tfrecord"),
+        ("a-%d.zip", {}, r"must end in one of \.tar, \.tfrecord"),
+        ("a-%d.lmdb", {}, "must hold no number"),
+        ("a.tar", {"on": "spark"}, "expected 'threads' or 'ray'"),
         ("a-%s.tar", {}, "must hold one %06d"),
         ("%d/a.tar", {}, "must hold one %06d"),
         ("a-%d-%d.tar", {"shard_bytes": 0}, "must be positive"),
@@ -316,15 +470,139 @@ def test_arguments(
         pack(source, tmp_path / target, **options)
 
 
+# Made smaller
+
+
+def test_larger_images_are_made_smaller(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    names = {"a.jpg": (300, 200), "b.png": (150, 300), "c.jpg": (100, 50), "d.webp": (200, 200)}
+    for name, (width, height) in names.items():
+        path = tmp_path / "in" / name.split(".")[1] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8))
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6
+        smooth.resize((width, height)).save(path, exif=exif)
+    Image.fromarray(rng.integers(0, 256, (128, 128), np.uint8)).save(tmp_path / "in/png/e.gif")
+    Image.new("CMYK", (120, 90)).save(tmp_path / "in/jpg/f.jpg")
+    source = stoker.ImageFolder(
+        tmp_path / "in", extensions=(".jpg", ".png", ".webp", ".gif"), cache=False
+    )
+    pack(source, tmp_path / "out", shrink=Shrink(shorter=64, longer=128, quality=80))
+    again = stoker.open(tmp_path / "out/labels.csv")
+    sizes = {
+        "a.jpg": (96, 64),
+        "b.png": (64, 128),
+        "c.jpg": (100, 50),
+        "d.jpg": (64, 64),
+        "e.png": (64, 64),
+        "f.jpg": (85, 64),
+    }
+    sources = {Path(source.files.name(row)).stem: row for row in range(len(source))}
+    with (tmp_path / "out/labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(Path(row["source"]).name for row in rows) == sorted(sizes)
+    for place, row in enumerate(rows):
+        name = Path(row["source"]).name
+        whole = image(source, sources[name[0]])
+        stored = image(again, place)
+        with Image.open(io.BytesIO(stored)) as small, Image.open(io.BytesIO(whole)) as large:
+            assert small.size == sizes[name] and Path(row["filename"]).suffix == Path(name).suffix
+            assert small.mode == ("L" if name == "e.png" else "RGB")
+            assert small.getexif().get(ExifTags.Base.Orientation) == large.getexif().get(
+                ExifTags.Base.Orientation
+            )
+            if small.size == large.size:
+                assert stored == whole
+                continue
+            fine = large.convert(small.mode).resize(small.size, Image.Resampling.LANCZOS)
+            difference = np.asarray(fine, np.int16) - np.asarray(small, np.int16)
+            assert np.abs(difference).mean() < (0.001 if name.endswith("png") else 8)
+
+
+def test_what_was_made_smaller_is_found_again(tmp_path: Path, source: Images) -> None:
+    for jobs in (1, 2):
+        shrink = Shrink(shorter=40)
+        packed = pack(
+            source, tmp_path / "a-%d.tar", shard_bytes=SIZE // 16, shrink=shrink, jobs=jobs
+        )
+        assert packed.found == (len(packed.shards) if jobs == 2 else 0)
+    sizes = [os.path.getsize(path) for path in packed.shards]
+    assert len(sizes) > 4 and max(sizes) < SIZE
+    with pytest.raises(SourceError, match="is in the way"):
+        pack(source, tmp_path / "a-%d.tar", shard_bytes=SIZE // 16, shrink=Shrink(40, None, 50))
+
+
+def test_an_image_that_cannot_be_made_smaller(tmp_path: Path) -> None:
+    folder = class_folder(tmp_path / "classes", 12)
+    source = stoker.ImageFolder(folder, cache=False)
+    broken = Path(source.files.path(7))
+    broken.write_bytes(broken.read_bytes()[:300])
+    with pytest.raises(SourceError, match=broken.name):
+        pack(source, tmp_path / "out/a.tar", shrink=Shrink(shorter=10))
+    pack(source, tmp_path / "out/a.tar")
+
+
+@pytest.mark.parametrize("options", [{"shorter": 0}, {"longer": -1}, {"quality": 0}])
+def test_sizes_and_quality(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Shrink(**options)
+
+
+# On Ray
+
+
+def test_on_ray(tmp_path: Path, source: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    told: list[tuple[int, int]] = []
+    monkeypatch.chdir(tmp_path)  # relative names are those of here, not of Ray's own folders
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        arguments: dict[str, Any] = {"shard_bytes": SIZE, "shuffle": 3, "shrink": Shrink(100)}
+        pack(source, "threads/a-%03d.tar", **arguments)
+        packed = pack(
+            source,
+            "ray/a-%03d.tar",
+            on="ray",
+            progress=lambda samples, done: told.append((samples, done)),
+            **arguments,
+        )
+        assert digests(tmp_path / "ray") == digests(tmp_path / "threads")
+        assert max(told) == (60, packed.image_bytes) and packed.found == 0
+        Path(packed.shards[1]).write_bytes(b"something else")
+        with pytest.raises(SourceError, match=r"a-001\.tar: is in the way"):
+            pack(source, "ray/a-%03d.tar", on="ray", **arguments)
+    finally:
+        ray.shutdown()
+
+
 # The command
 
 
-def test_command(tmp_path: Path, folder: Path, source: Images) -> None:
+def test_command(
+    tmp_path: Path, folder: Path, source: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_MEASURED_SECONDS", 0.1)
     run = ["pack", str(folder), f"{tmp_path}/a-%06d.tar", "--shard-size", "200K", "--jobs", "2"]
     done = CliRunner().invoke(app, run)
     assert done.exit_code == 0, done.output
     assert "60 images" in done.output and "compared with their source" in done.output
+    assert re.search(
+        rf"images/s from {re.escape(str(folder))}, [\d,]+ from the result", done.output
+    )
     assert content(stoker.open(f"{tmp_path}/a-*.tar")) == content(source)
-    assert "found there" in CliRunner().invoke(app, run).output
+    again = CliRunner().invoke(app, [*run, "--no-measure"])
+    assert "found there" in again.output and "as for training" not in again.output
     wrong = CliRunner().invoke(app, [*run[:3], "--shard-size", "many"])
     assert wrong.exit_code == 2 and "no size" in wrong.output
+
+
+def test_command_that_makes_images_smaller(tmp_path: Path, folder: Path) -> None:
+    run = ["pack", str(folder), f"{tmp_path}/out/", "--max-size", "40", "--quality", "70"]
+    done = CliRunner().invoke(app, [*run, "--no-measure"])
+    assert done.exit_code == 0, done.output
+    assert f"beside {tmp_path}/out/labels.csv" in done.output
+    again = stoker.open(tmp_path / "out/labels.csv")
+    for i in range(60):
+        with Image.open(io.BytesIO(image(again, i))) as small:
+            assert max(small.size) <= 40

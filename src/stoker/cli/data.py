@@ -106,7 +106,7 @@ def resolve(data: str, labels: Path | None, recipe: Recipe | None) -> Data:
     if folder.suffix == ".py" and folder.is_file():
         raise typer.BadParameter(f"say which dataset of the file is meant: {data}:NAME")
     wanted = recipe or Recipe.train
-    transform = _transform(wanted)
+    transform = transform_of_recipe(wanted)
     if not folder.is_dir():
         if labels is not None:
             raise SourceError(data, "no such folder")
@@ -125,7 +125,12 @@ def resolve(data: str, labels: Path | None, recipe: Recipe | None) -> Data:
     return Data(ImageFolder(data, transform), data, wanted)
 
 
-def _transform(recipe: Recipe) -> Callable[[Any], Any]:
+def transform_of_recipe(recipe: Recipe) -> Callable[[Any], Any]:
+    """The transform that ``recipe`` stands for.
+
+    Raises:
+        SourceError: torchvision is not installed.
+    """
     try:
         from torchvision import transforms
     except ImportError:
@@ -178,7 +183,7 @@ def _with_recipe(dataset: Dataset[Any], name: str, recipe: Recipe | None) -> Dat
         raise typer.BadParameter(
             f"{name} has no attribute `transform` for --recipe to set; leave --recipe out"
         )
-    return Data(with_transform(dataset, _transform(recipe)), name, recipe)
+    return Data(with_transform(dataset, transform_of_recipe(recipe)), name, recipe)
 
 
 def _import(file: Path) -> ModuleType:

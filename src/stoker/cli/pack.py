@@ -1,8 +1,10 @@
-"""`stoker pack DATA TARGET`: encoded images and labels into tar or TFRecord shards."""
+"""`stoker pack DATA TARGET`: encoded images and labels of any source into a packed set."""
 
 from __future__ import annotations
 
 import re
+import time
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -16,13 +18,31 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from stoker.cli.data import DataArgument, LabelsOption, resolve
+from stoker import DataLoader
+from stoker import open as open_source
+from stoker.cli.data import (
+    DataArgument,
+    LabelsOption,
+    Recipe,
+    resolve,
+    transform_of_recipe,
+    with_transform,
+)
 from stoker.errors import SourceError
 from stoker.machine import most_workers
 from stoker.pack import pack as pack_shards
+from stoker.shrink import Shrink
 from stoker.sources.index import Images
 
+_WARM_SECONDS, _MEASURED_SECONDS = 0.5, 2.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Where(StrEnum):
+    """Who does the work."""
+
+    threads = "threads"
+    ray = "ray"
 
 
 def _bytes(text: str) -> int:
@@ -38,7 +58,8 @@ def pack(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Where the shards go: out/train-%06d.tar, or .tfrecord; without %06d, one shard.",
+            help="Where it goes: out/train-%06d.tar or .tfrecord, of which without %06d there is "
+            "one; out/train.lmdb; or out/, a folder of images with labels.csv.",
             show_default=False,
         ),
     ],
@@ -48,20 +69,52 @@ def pack(
         int | None,
         typer.Option(metavar="SEED", help="Random order under this seed.", show_default=False),
     ] = None,
+    resize_shorter: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Make images smaller whose shorter side has more than N pixels.",
+            show_default=False,
+        ),
+    ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Make images smaller whose longer side has more than N pixels.",
+            show_default=False,
+        ),
+    ] = None,
+    quality: Annotated[
+        int, typer.Option(min=1, max=100, help="Of JPEGs that are made smaller.")
+    ] = 90,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, help="Shards worked on at once; one per usable core, if left out."),
     ] = None,
+    on: Annotated[
+        Where,
+        typer.Option(help="Threads here, or tasks of a Ray cluster (RAY_ADDRESS, else started)."),
+    ] = Where.threads,
+    measure: Annotated[
+        bool,
+        typer.Option(help="Then read both as for training, for some seconds, and say how fast."),
+    ] = True,
 ) -> None:
     """Pack the encoded images of DATA, byte for byte, and their labels into shards.
 
     It may be interrupted at any moment; the same command goes on from there, with the same result.
     Every shard is read again and compared before it gets its name. DATA is never changed.
     """
+    shrink = None
+    if resize_shorter or max_size:
+        shrink = Shrink(resize_shorter, max_size, quality)
     source = resolve(data, labels, None).dataset
     if not isinstance(source, Images):
         raise SourceError(data, "is no set of image files, whose bytes could be packed")
-    size = sum_of(source)
+    size = None if shrink else _bytes_of(source)
     with Progress(
         TextColumn("packing"),
         BarColumn(),
@@ -77,24 +130,53 @@ def pack(
             target,
             shard_bytes=_bytes(shard_size),
             shuffle=shuffle,
+            shrink=shrink,
             jobs=jobs or most_workers(),
+            on=on.value,
             progress=lambda _, done: progress.update(task, completed=done),
         )
     rate = packed.samples / max(packed.seconds, 1e-9)
     there = f", {packed.found:,} of them found there" if packed.found else ""
     console = Console()
     shards = f"{len(packed.shards):,} shard{'s' * (len(packed.shards) > 1)}"
-    console.print(
-        f"{packed.samples:,} images, {packed.image_bytes / 2**20:,.1f} MiB, in {shards} of "
-        f"{packed.shard_bytes / 2**20:,.1f} MiB{there}; compared with their source; "
-        f"{packed.seconds:.1f} s, {rate:,.0f} images/s",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+    shards = f"in {shards} of {packed.shard_bytes / 2**20:,.1f} MiB"
+    if packed.shards and packed.shards[0].endswith(".csv"):
+        shards = f"beside {packed.shards[0]}"
+    _say(
+        console,
+        f"{packed.samples:,} images, {packed.image_bytes / 2**20:,.1f} MiB, {shards}{there}; "
+        f"compared with their source; {packed.seconds:.1f} s, {rate:,.0f} images/s",
     )
+    if measure and packed.samples:
+        result = open_source(packed.shards if len(packed.shards) > 1 else packed.shards[0])
+        before, after = (_images_per_second(dataset) for dataset in (source, result))
+        _say(
+            console,
+            f"read as for training on this machine, from memory as far as it is cached: "
+            f"{before:,.0f} images/s from {data}, {after:,.0f} from the result",
+        )
 
 
-def sum_of(source: Images) -> int | None:
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _bytes_of(source: Images) -> int | None:
     """Bytes of all images; None where that would have to be asked file by file."""
     extents = source.files.extents
     return None if extents is None else int(extents.length.sum())
+
+
+def _images_per_second(dataset: Images) -> float:
+    """How fast a loader reads, for some seconds after as many images to warm up."""
+    recipe = with_transform(dataset, transform_of_recipe(Recipe.train))
+    loader = DataLoader(recipe, 64, shuffle=True, num_workers=most_workers())
+    for seconds in (_WARM_SECONDS, _MEASURED_SECONDS):
+        images, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            for batch, _ in loader:
+                images += len(batch)
+                if time.perf_counter() - begun >= seconds:
+                    break
+    loader.close()
+    return images / (time.perf_counter() - begun)

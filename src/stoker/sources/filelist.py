@@ -12,6 +12,8 @@ Note [Which files exist]
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 from array import array
 from collections import Counter
@@ -25,6 +27,7 @@ from numpy.typing import NDArray
 from stoker.errors import SourceError
 from stoker.sources.index import Files, Images, Labels, Names, warn
 from stoker.sources.labels import INTEGER, LOOKS_LIKE_IMAGE, SHOWN, Lines, read
+from stoker.sources.shards import Sample, Written
 
 _ENCODED_EXTENSIONS = tuple(extension.encode() for extension in LOOKS_LIKE_IMAGE)
 _MOST_CLASSES = 1_000_000
@@ -341,3 +344,87 @@ def _without_duplicates(
     )
     order = np.argsort(firsts)
     return rows[firsts[order]], codes[lasts[order]]
+
+
+# Writing
+
+_IN_A_FOLDER = 10_000
+
+
+def name_of(sample: Sample) -> str:
+    """The name of a sample's image beside a written label file."""
+    return f"{sample.position // _IN_A_FOLDER:05}/{sample.position:09}{sample.suffix}"
+
+
+def write(path: str, samples: Callable[[int], Iterator[Sample]]) -> None:
+    """Writes a label file and, in folders beside it, the images that are not there yet.
+
+    Its columns are ``filename``, ``label``, ``class``, and ``source``, the name that the image had;
+    texts that cannot be printed are escaped as in JSON.
+
+    Args:
+        path: the label file.
+        samples: gives those from a place on.
+
+    Raises:
+        SourceError: an image is in the way.
+    """
+    root, made = os.path.dirname(path), ""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("filename", "label", "class", "source"))
+        for sample in samples(0):
+            name = name_of(sample)
+            place = os.path.join(root, name)
+            if os.path.dirname(place) != made:
+                made = os.path.dirname(place)
+                os.makedirs(made, exist_ok=True)
+            _write_image(place, sample.content)
+            table.writerow(
+                (name, sample.label, _printable(sample.class_name), _printable(sample.name))
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    os.sync()  # one by one, a million images would take hours
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+def _write_image(path: str, content: bytes) -> None:
+    try:
+        with open(path, "rb") as there:
+            if there.read(len(content) + 1) == content:
+                return
+        raise SourceError(
+            path, "is in the way, and another image: remove it, or choose another folder"
+        )
+    except FileNotFoundError:
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f".{name}.part")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def written(path: str) -> Iterator[Written]:
+    """The images of a label file that ``write`` wrote.
+
+    Raises:
+        SourceError: it cannot be read, or lacks an image.
+    """
+    root, found = os.path.dirname(path), list[Written]()
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                name = row["filename"]
+                place = os.path.join(root, name)
+                found.append(Written(name, place, 0, os.path.getsize(place), row["label"]))
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise SourceError(path, f"is not what stoker pack writes: {error}") from error
+    return iter(found)

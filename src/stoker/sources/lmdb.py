@@ -19,6 +19,9 @@ Values are encoded images; or pickled tuples or lists of an encoded image and a 
 running anything (see ``_Unpickler``); or Caffe's ``Datum`` messages with an encoded image. Where
 keys are ``image-...``, the label is the value of ``label-...``. Keys that are all numbers count in
 the order of the numbers, others in that of their bytes.
+
+Written are ``image-000000001`` and so on, ``label-000000001`` where there is a label, and
+``num-samples``: the layout of text recognition's data sets.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +37,8 @@ from typing import Any
 
 from stoker.errors import SourceError
 from stoker.sources.protobuf import ProtobufError, fields_of
-from stoker.sources.shards import Found, Index, Sharded, indexes
+from stoker.sources.shards import Found, Index, Sample, Sharded, Written, indexes
+from stoker.sources.shards import written as images_of
 
 _PAGE = struct.Struct("<QHHHH")
 _META = struct.Struct("<IIQQ")
@@ -393,3 +398,84 @@ def _scalar(dtype: Any, data: Any = b"") -> int:
         raise pickle.UnpicklingError("a NumPy scalar that is no integer")
     order: Any = "big" if dtype.big else "little"
     return int.from_bytes(data, order, signed=dtype.name[0] == "i")
+
+
+# Writing
+
+_COMMITTED_BYTES = 64 << 20
+_FIRST_MAP_BYTES = 1 << 30
+
+
+def key_of(sample: Sample) -> str:
+    """The key of a sample's image."""
+    return f"image-{sample.position + 1:09}"
+
+
+def write(path: str, samples: Callable[[int], Iterator[Sample]]) -> None:
+    """Writes an environment, or goes on with one whose writing was interrupted.
+
+    Args:
+        path: its folder.
+        samples: gives those from a place on.
+
+    Raises:
+        ImportError: the extra ``stoker[lmdb]`` is not installed.
+        SourceError: it cannot be written.
+    """
+    lmdb = _lmdb()
+    try:
+        try:
+            environment = lmdb.open(path, map_size=_FIRST_MAP_BYTES, lock=False)
+        except lmdb.Error:  # what was interrupted is no environment yet
+            shutil.rmtree(path)
+            environment = lmdb.open(path, map_size=_FIRST_MAP_BYTES, lock=False)
+        with environment:
+            with environment.begin() as transaction:
+                done = int(transaction.get(b"num-samples") or 0)
+            values: dict[bytes, bytes] = {}
+            waiting_bytes = 0
+            for sample in samples(done):
+                key = key_of(sample).encode()
+                values[key] = sample.content
+                if sample.label != -1:
+                    values[key.replace(b"image", b"label")] = b"%d" % sample.label
+                done += 1
+                waiting_bytes += len(sample.content)
+                if waiting_bytes >= _COMMITTED_BYTES:
+                    _commit(environment, values, done)
+                    values, waiting_bytes = {}, 0
+            _commit(environment, values, done)
+    except lmdb.Error as error:
+        raise SourceError(path, str(error)) from error
+
+
+def _commit(environment: Any, values: Mapping[bytes, bytes], done: int) -> None:
+    """Adds values, all or none, to an environment that then holds ``done`` samples."""
+    full = _lmdb().MapFullError
+    while True:
+        try:
+            with environment.begin(write=True) as transaction:
+                for key, value in values.items():
+                    transaction.put(key, value)
+                transaction.put(b"num-samples", b"%d" % done)
+            return
+        except full:
+            environment.set_mapsize(2 * environment.info()["map_size"])
+
+
+def _lmdb() -> Any:
+    try:
+        import lmdb
+    except ImportError as error:
+        raise ImportError("writing LMDB needs an extra: pip install 'stoker[lmdb]'") from error
+    return lmdb
+
+
+def written(path: str) -> Iterator[Written]:
+    """The images in an environment that ``write`` wrote.
+
+    Raises:
+        SourceError: it is damaged.
+    """
+    file = file_of(path)
+    return images_of(file, scan(file))

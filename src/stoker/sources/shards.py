@@ -170,6 +170,39 @@ class Sample:
         return ".webp" if head[:4] == b"RIFF" and head[8:] == b"WEBP" else next(fits, ".jpg")
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An image of a written set.
+
+    Attributes:
+        name: what it is called there.
+        file: where its bytes are.
+        begin: where in it.
+        length: how many.
+        label: as a text; "-1" where it has none.
+    """
+
+    name: str
+    file: str
+    begin: int
+    length: int
+    label: str
+
+
+def written(file: str, index: Index) -> Iterator[Written]:
+    """The images in a shard whose entries are images with their label as a text.
+
+    Raises:
+        SourceError: it is damaged.
+    """
+    if index.damage:
+        raise SourceError(file, index.damage)
+    return (
+        Written(name, file, begin, length, "-1" if text is None else text.decode(errors="replace"))
+        for name, begin, length, text in index.entries()
+    )
+
+
 def some(keys: list[str]) -> str:
     """How many samples, and which."""
     shown = ", ".join(keys[:3]) + ", ..." * (len(keys) > 3)

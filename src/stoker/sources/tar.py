@@ -31,6 +31,7 @@ from stoker.sources.shards import (
     Index,
     Sample,
     Sharded,
+    Written,
     indexes,
     paths_of,
     some,
@@ -405,8 +406,15 @@ def write(file: BinaryIO, samples: Iterator[Sample]) -> None:
                 out.addfile(info, io.BytesIO(content))
 
 
-def written(index: Index) -> list[tuple[str, int, int, str]]:
-    """Name, begin, length and label of each image in a shard that ``write`` wrote."""
+def written(path: str) -> Iterator[Written]:
+    """The images in a shard that ``write`` wrote.
+
+    Raises:
+        SourceError: it is damaged.
+    """
+    index = scan(path)
+    if index.damage:
+        raise SourceError(path, index.damage)
     labels, images = {}, []
     for name, begin, length, text in index.entries():
         stem, suffix = os.path.splitext(name)
@@ -414,4 +422,7 @@ def written(index: Index) -> list[tuple[str, int, int, str]]:
             labels[stem] = (text or b"").decode(errors="replace")
         elif suffix != ".json":
             images.append((stem, name, begin, length))
-    return [(name, begin, length, labels.get(stem, "-1")) for stem, name, begin, length in images]
+    return (
+        Written(name, path, begin, length, labels.get(stem, "-1"))
+        for stem, name, begin, length in images
+    )

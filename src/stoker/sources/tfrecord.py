@@ -27,7 +27,16 @@ from typing import Any, BinaryIO
 from stoker import cache as kept
 from stoker.errors import SourceError
 from stoker.sources.protobuf import ProtobufError, Span, field, fields_of, messages_of, varint
-from stoker.sources.shards import Found, Index, Sample, Sharded, indexes, paths_of
+from stoker.sources.shards import (
+    Found,
+    Index,
+    Sample,
+    Sharded,
+    Written,
+    indexes,
+    paths_of,
+)
+from stoker.sources.shards import written as images_of
 
 IMAGE_FEATURES = ("image/encoded", "image")
 LABEL_FEATURES = ("image/class/label", "label")
@@ -345,14 +354,10 @@ def _feature(value: bytes | int) -> bytes:
     return field(1 if isinstance(value, bytes) else 3, field(1, value))
 
 
-def scan_written(path: str) -> Index:
-    """What is in a shard that ``write`` wrote."""
-    return _scan(path, IMAGE_FEATURES[:1], LABEL_FEATURES[:1], _crc32c())
+def written(path: str) -> Iterator[Written]:
+    """The images in a shard that ``write`` wrote.
 
-
-def written(index: Index) -> list[tuple[str, int, int, str]]:
-    """Name, begin, length and label of each image in such a shard."""
-    return [
-        (name, begin, length, "-1" if text is None else text.decode(errors="replace"))
-        for name, begin, length, text in index.entries()
-    ]
+    Raises:
+        SourceError: it is damaged.
+    """
+    return images_of(path, _scan(path, IMAGE_FEATURES[:1], LABEL_FEATURES[:1], _crc32c()))
