@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail tests marked needs_cuda where there is no CUDA device, instead of skipping them",
     )
+    parser.addoption(
+        "--slow",
+        action="store_true",
+        help="run tests marked exhaustive, too, which take minutes each",
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -35,6 +40,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if item.config.getoption("--require-cuda"):
             pytest.fail("there is no CUDA device, and --require-cuda was given")
         pytest.skip("there is no CUDA device")
+    if item.get_closest_marker("exhaustive") and not item.config.getoption("--slow"):
+        pytest.skip("takes minutes: run with --slow")
 
 
 @pytest.fixture(autouse=True)

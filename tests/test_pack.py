@@ -348,7 +348,7 @@ def test_killed_twice(
     _killed_packing(tmp_path, folder, kind, 2, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FORMATS)
 def test_killed_often(
     tmp_path: Path, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
