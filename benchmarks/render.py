@@ -1,4 +1,4 @@
-"""Renders benchmarks/results/*.jsonl into docs/benchmarks.md and into the table of README.md.
+"""Renders benchmarks/results/*.jsonl into docs/benchmarks.md and tables of two other pages.
 
     python benchmarks/render.py           writes
     python benchmarks/render.py --check   exit status 1 where the pages are not what it would write
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
+FORMATS = ROOT / "docs" / "formats.md"
 BEGIN = "<!-- benchmarks/render.py begins -->"
 END = "<!-- benchmarks/render.py ends -->"
 
@@ -254,11 +255,49 @@ def summary() -> str:
     )
 
 
-def readme(text: str) -> str:
-    """README.md with the table between the markers replaced."""
-    before, rest = text.split(BEGIN)
+def formats() -> str:
+    """The table of formats.md: how fast each format is read."""
+    result = load("formats")
+    if result is None:
+        return "Not measured yet: `scripts/bench FOLDER formats` fills this in.\n"
+    head, rows = result
+    body = table(
+        [
+            "format",
+            "warm, images/s",
+            "of the folder's",
+            "cold, images/s",
+            "of the folder's",
+            "first opening",
+            "later",
+            "kB/image",
+        ],
+        [
+            [
+                row["format"],
+                f"{row['warm_images_per_second']:,}",
+                f"{row['warm_over_folder']:.2f}x",
+                f"{row['cold_images_per_second']:,}",
+                f"{row['cold_over_folder']:.2f}x",
+                f"{row['first_open_seconds']:.2f} s",
+                f"{row['open_seconds']:.2f} s",
+                f"{row['bytes_per_image'] / 1000:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+    return (
+        f"{body}\n{head['measured']:,} photos, RandomResizedCrop(224) and flip, shuffled, medians "
+        "of rounds in turn. Warm: from the page cache; cold: after the kernel was told to drop it. "
+        f"{conditions(head)}"
+    )
+
+
+def between_marks(path: Path, rendered: str) -> str:
+    """A page with what is between its marks replaced."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{summary()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{rendered}\n{END}{after}"
 
 
 def main() -> None:
@@ -266,7 +305,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    wanted = {PAGE: page(), README: readme(README.read_text(encoding="utf-8"))}
+    wanted = {
+        PAGE: page(),
+        README: between_marks(README, summary()),
+        FORMATS: between_marks(FORMATS, formats()),
+    }
     stale = [
         path
         for path, text in wanted.items()

@@ -23,6 +23,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import pytest
+import torchvision.transforms as v1
 from PIL import ExifTags, Image
 from typer.testing import CliRunner
 
@@ -207,6 +208,28 @@ def test_from_format_to_format(tmp_path: Path, source: Images) -> None:
         pack(last, target, shard_bytes=(step + 1) * SIZE // 2)
         last = reopened(target)
         assert content(last) == content(source)
+
+
+def test_batches_do_not_depend_on_the_format(tmp_path: Path, source: Images) -> None:
+    recipe = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+    def batches(dataset: Images) -> list[tuple[str, list[int]]]:
+        dataset.transform = recipe
+        loader = stoker.DataLoader(dataset, 8, shuffle=True, num_workers=2, seed=5)
+        assert loader.explain().tier == "lowered"
+        made = [
+            (hashlib.sha256(images.numpy().tobytes()).hexdigest(), labels.tolist())
+            for _ in range(2)
+            for images, labels in loader
+        ]
+        loader.close()
+        return made
+
+    expected = batches(source)
+    assert len({digest for digest, _ in expected}) == len(expected) == 16
+    for kind in FORMATS:
+        pack(source, named(tmp_path, kind), shard_bytes=SIZE)
+        assert batches(reopened(named(tmp_path, kind))) == expected, kind
 
 
 def test_samples_without_label_or_known_suffix(tmp_path: Path, source: Images) -> None:
