@@ -196,7 +196,7 @@ def test_all_bad_lines_are_told_at_once(folder: Folder) -> None:
     )
     assert told.splitlines() == [
         f"6 of 11 lines can't be used, 2 of them for want of their files in "
-        f"{folder.root / 'images'}/:",
+        f"{folder.root / 'images'}/ (missing='skip' leaves those out):",
         "  line 3: no file 'missing.jpg'",
         "  line 4: needs a name and a label, has 'b.jpg'",
         "  line 5: label 'x' is not an integer, as most are",
@@ -210,8 +210,12 @@ def test_long_lists_of_bad_lines_are_cut(folder: Folder) -> None:
     told = reason(folder, "a.jpg 0\n" + "".join(f"gone{i}.jpg 1\n" for i in range(5000)))
     lines = told.splitlines()
     assert "5,000 of 5,001 lines" in lines[0]
-    assert len(lines) == 22
+    assert len(lines) == 5
     assert lines[1] == "  line 2: no file 'gone0.jpg'"
+    assert lines[-1] == "  ... and 4,997 more"
+    told = reason(folder, "a.jpg 0\nb.jpg 1\n" + "c.jpg\n" * 5000)
+    lines = told.splitlines()
+    assert len(lines) == 22
     assert lines[-1] == "  ... and 4,980 more"
 
 
