@@ -363,6 +363,27 @@ def test_damaged_rows(tmp_path: Path, row: str, told: str) -> None:
         assert len(stoker.open(path, damaged="skip").boxes.corners) == 1  # type: ignore[attr-defined]
 
 
+def test_mutated_tables(tmp_path: Path) -> None:
+    rows = [f"{name}.jpg,{i},2.5,3,{i + 40}.25,44" for i, name in enumerate(SIZES)]
+    path = table(tmp_path, "image,label,x1,y1,x2,y2", *rows)
+    original, draw, read = path.read_bytes(), random.Random(1), 0
+    for _ in range(300):
+        mutated = bytearray(original)
+        for _ in range(draw.choice([1, 1, 4])):
+            mutated[draw.randrange(len(mutated))] = draw.choice(b'",;.-0129eni\n\r\0\xff')
+        path.write_bytes(mutated)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StokerWarning)
+            try:
+                dataset = BoxTable(path, damaged="skip", missing="skip")
+            except SourceError:
+                continue
+        read += 1
+        for index in range(len(dataset)):
+            assert bool(torch.isfinite(dataset[index][1]["boxes"]).all())
+    assert read > 50
+
+
 def test_a_label_file_is_none(tmp_path: Path) -> None:
     path = table(tmp_path, "filename,class,xmin,ymin", "2008_000001.jpg,dog,1,2")
     assert type(stoker.open(path)) is stoker.ImageDataset

@@ -312,12 +312,13 @@ def _report(
     if absent:
         head += f", {absent:,} of them for want of their files in {root or '.'}"
         head += " (missing='skip' leaves those out)" * (absent < total)
+    # Many missing files have one cause: more of their names would say nothing more.
+    some = np.flatnonzero(missing)[: SHOWN if absent <= SHOWN else 3].tolist()
+    others = np.flatnonzero(wrong & ~missing)[:SHOWN].tolist()
     told = [
         (lines.numbers[row], _reason(lines, root, row, bool(missing[row])))
-        for row in np.flatnonzero(wrong)[:SHOWN].tolist()
+        for row in (*some, *others)
     ]
-    if absent > SHOWN:  # one cause: more of its names would say nothing more
-        told = told[:3]
     shown = sorted(told + lines.bad)[:SHOWN]
     rest = [f"... and {count - len(shown):,} more"] if count > len(shown) else []
     return "\n  ".join([head + ":", *(f"line {number}: {text}" for number, text in shown), *rest])
