@@ -185,6 +185,9 @@ def test_other_folders_are_class_folders(tmp_path: Path) -> None:
         save(tmp_path / name / "x.jpg", picture(20, 20, seed=i))
     (tmp_path / "b" / "x.xml").write_text("<svg/>")
     assert type(stoker.open(tmp_path)) is stoker.ImageFolder
+    # Boxes in a folder of classes do not make it another set.
+    (tmp_path / "b" / "x.xml").write_text(xml("x.jpg", (20, 20), []))
+    assert type(stoker.open(tmp_path)) is stoker.ImageFolder
 
 
 # Labels
@@ -322,6 +325,14 @@ def test_tables(tmp_path: Path, separator: str) -> None:
     assert target["boxes"].tolist() == [[1, 2, 3, 4.5], [0, 0, 64, 64]]
     assert target["labels"].tolist() == [2, 1] and target["area"].tolist() == [5, 4096]
     assert dataset[2][1]["boxes"].shape == (0, 4)
+
+
+def test_integer_labels_of_tables(tmp_path: Path) -> None:
+    rows = ["2008_000007,3.0,1,2,3,4", "2008_000007,0,1,2,3,4", "2008_000001,-7,1,2,3,4"]
+    dataset: Any = stoker.open(table(tmp_path, "id,label,x1,y1,x2,y2", *rows))
+    assert dataset.boxes.labels.tolist() == [3, 0, -7] and dataset.classes == []
+    dataset = stoker.open(table(tmp_path, "id,label,x1,y1,x2,y2", *rows[:2]))
+    assert dataset.boxes.labels.tolist() == [3, 0] and dataset.classes == ["0", "", "", "3"]
 
 
 def test_open_images(tmp_path: Path) -> None:

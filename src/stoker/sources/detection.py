@@ -333,7 +333,8 @@ class Found:
             used = [self.named.get(code, "") for code in distinct.tolist()]
         values: list[int] = distinct.tolist()
         if classes is None and self.texts is not None:
-            whole = [int(t) for t in texts if INTEGER.fullmatch(t) and len(t) < 10]
+            short = [text for text in texts if INTEGER.fullmatch(text) and len(text) < 18]
+            whole = [int(text.partition(".")[0]) for text in short]
             if texts and len(whole) == len(texts):
                 values, self.named = whole, {value: str(value) for value in whole}
             else:

@@ -22,6 +22,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pyexpat import ExpatError, ParserCreate
 from typing import Any
 
@@ -112,8 +113,8 @@ class VOC(Detection):
 
 
 def recognises(path: str, _: bytes) -> bool:
-    """Whether there is a folder of such XML files, or one of a folder of them."""
-    return os.path.isdir(path) and (_annotations(path) is not None or _has_annotation(path))
+    """Whether there is a folder of such XML files, or one with a folder ``Annotations`` of them."""
+    return os.path.isdir(path) and (_annotations(path) is not None or _has_annotation(path, 1))
 
 
 # Which files
@@ -128,14 +129,12 @@ def _annotations(path: str) -> str | None:
     return None
 
 
-def _has_annotation(folder: str) -> bool:
-    """Whether one of the first XML files in a folder, or below if it has but folders, is one."""
-    for listed, (place, _, names) in enumerate(os.walk(folder)):
-        found = [os.path.join(place, name) for name in names if _is_xml(name)]
-        if found:
+def _has_annotation(folder: str, most: int = _MOST_LISTED) -> bool:
+    """Whether the first folder with files, of ``most`` from ``folder`` down, has such XML files."""
+    for place, _, names in islice(os.walk(folder), most):
+        if names:
+            found = [os.path.join(place, name) for name in names if _is_xml(name)]
             return any(b"<annotation" in _begin(path) for path in found[:_MOST_TRIED])
-        if names or listed > _MOST_LISTED:
-            return False
     return False
 
 
