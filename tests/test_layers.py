@@ -38,7 +38,7 @@ ROWS = [
     _row(
         "sources fallback proof shrink",
         "numpy PIL torch platformdirs rich",
-        "torchvision lmdb pyarrow pillow_heif google_crc32c",
+        "torchvision lmdb pyarrow pillow_heif google_crc32c pycocotools",
     ),
     _row("lower_augmentations startup crossing", "numpy torch"),
     _row(
@@ -62,6 +62,11 @@ WITHIN_A_ROW = [
     ("sources", "sources.*", "lazily"),
     ("sources.*", "sources.index", "anywhere"),
     ("sources.filelist", "sources.labels", "anywhere"),
+    ("sources.*", "sources.detection", "anywhere"),
+    ("sources.detection", "sources.filelist", "anywhere"),
+    ("sources.detection", "sources.labels", "anywhere"),
+    ("sources.voc", "sources.labels", "anywhere"),
+    ("sources.boxtable", "sources.labels", "anywhere"),
     ("sources.*", "sources.shards", "anywhere"),
     ("sources.*", "sources.protobuf", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),

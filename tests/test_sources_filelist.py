@@ -8,11 +8,12 @@ import io
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_all_bad_lines_are_told_at_once(folder: Folder) -> None:
     )
     assert told.splitlines() == [
         f"6 of 11 lines can't be used, 2 of them for want of their files in "
-        f"{folder.root / 'images'}/:",
+        f"{folder.root / 'images'}/ (missing='skip' leaves those out):",
         "  line 3: no file 'missing.jpg'",
         "  line 4: needs a name and a label, has 'b.jpg'",
         "  line 5: label 'x' is not an integer, as most are",
@@ -210,9 +211,17 @@ def test_long_lists_of_bad_lines_are_cut(folder: Folder) -> None:
     told = reason(folder, "a.jpg 0\n" + "".join(f"gone{i}.jpg 1\n" for i in range(5000)))
     lines = told.splitlines()
     assert "5,000 of 5,001 lines" in lines[0]
-    assert len(lines) == 22
+    assert len(lines) == 5
     assert lines[1] == "  line 2: no file 'gone0.jpg'"
-    assert lines[-1] == "  ... and 4,980 more"
+    assert lines[-1] == "  ... and 4,997 more"
+    told = reason(folder, "a.jpg 0\nb.jpg 1\n" + "c.jpg\n" * 5000)
+    lines = told.splitlines()
+    assert len(lines) == 22 and lines[-1].startswith("  ... and 4,98")
+
+
+def test_other_bad_lines_are_told_beside_many_missing_files(folder: Folder) -> None:
+    told = reason(folder, "".join(f"gone{i}.jpg 1\n" for i in range(500)) + "a.jpg x\nb.jpg 2\n")
+    assert "line 501: label 'x' is not an integer" in told and len(told.splitlines()) == 6
 
 
 def test_line_numbers_count_lines_inside_quotes(folder: Folder) -> None:
@@ -395,6 +404,78 @@ def test_table_of_boxes(data: Path) -> None:
             missing="skip",
         )
     assert dataset.classes == ["raccoon"]
+
+
+# JSON
+
+
+PAIRS = [("a.jpg", "cat"), ("sub/d e/f.JPG", "dog"), ("my photo (1).jpg", "cat"), ("c.jpg", "a, b")]
+NESTED = {"metainfo": {"n": 1}, "data_list": [{"img_path": n, "gt_label": v} for n, v in PAIRS]}
+INNER = {"data_list": [{"img_path": n, "instances": [{"text": v}]} for n, v in PAIRS]}
+JSON_FORMS: dict[str, Any] = {
+    "lines": "".join(json.dumps({"file_name": n, "text": v}) + "\n" for n, v in PAIRS),
+    "lines, escaped": "".join(json.dumps({"Label": v, "Image": n}) + "\r\n\r\n" for n, v in PAIRS),
+    "list": [{"filename": n, "label": v, "extra": [1]} for n, v in PAIRS],
+    "list in an object": NESTED,
+    "OCR": INNER,
+    "mapping": dict(PAIRS),
+}
+
+
+@pytest.mark.parametrize("name", JSON_FORMS)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json(folder: Folder, name: str, indent: int | None) -> None:
+    form = JSON_FORMS[name]
+    text = form if isinstance(form, str) else json.dumps(form, indent=indent)
+    dataset = folder.labelled(text, "labels.json")
+    assert [(n, dataset.classes[label]) for n, label in dataset.labels.items()] == PAIRS
+
+
+def test_json_with_integers(folder: Folder) -> None:
+    dataset = folder.labelled('{"a.jpg": 3, "b.jpg": 0}', "labels.json")
+    assert dict(dataset.labels) == {"a.jpg": 3, "b.jpg": 0}
+    assert dict(folder.labelled('{"image": "a", "label": -7}', "l.jsonl").labels) == {"a.jpg": -7}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"image": "a.jpg", "label": 1}\n{"image": "b.jpg"', "line 2: needs a name and a label"),
+        ('{"image": "a.jpg", "label": [1]}', "line 1: needs a name and a label, has 'a.jpg'"),
+        ('{"image": "a.jpg", "label": true}', "line 1: needs a name and a label"),
+        ('{"image": "a.jpg", "label": 1e400}', "line 1: needs a name and a label"),
+        ('[{"image": "\\ud800", "label": 1}]', "line 1: a name that is no text"),
+        ('[{"image": "a\\u0000b", "label": 1}]', "a control character"),
+        ('[{"image": "../a.jpg", "label": 1}]', "leads out of the image folder"),
+        ("[1, null, {}]", "line 3: needs a name and a label"),
+        ("[]", "holds no line"),
+        ("[" * 100_000, "is no JSON"),
+        ('{"image": "a.jpg",\n', "is no JSON"),
+    ],
+)
+def test_bad_json(folder: Folder, text: str, told: str) -> None:
+    assert told in reason(folder, text, "labels.json")
+
+
+def test_a_text_may_begin_as_json(folder: Folder) -> None:
+    (folder.root / "images" / "[1].jpg").touch()
+    assert dict(folder.labelled("[1].jpg 4\na.jpg 5\n").labels) == {"[1].jpg": 4, "a.jpg": 5}
+
+
+def test_mutated_label_files(folder: Folder) -> None:
+    draw, read = random.Random(5), 0
+    for form in JSON_FORMS.values():
+        original = form.encode() if isinstance(form, str) else json.dumps(form).encode()
+        for _ in range(60):
+            mutated = bytearray(original)
+            for _ in range(draw.choice([1, 1, 4])):
+                mutated[draw.randrange(len(mutated))] = draw.choice(b'{}[]",:\\u0 .aj\n\0\xff')
+            (folder.root / "x.json").write_bytes(mutated)
+            with warnings.catch_warnings(), suppress(SourceError):
+                warnings.simplefilter("ignore", StokerWarning)
+                ImageDataset(folder.root / "images", folder.root / "x.json", missing="skip")
+                read += 1
+    assert read > 20
 
 
 # As a dataset

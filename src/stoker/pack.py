@@ -153,6 +153,8 @@ def pack(
         raise ValueError(f"shard_bytes={shard_bytes} and jobs={jobs} must be positive")
     if on not in ("threads", "ray"):
         raise ValueError(f"on={on!r}: expected 'threads' or 'ray'")
+    if source.files.labels is None:
+        raise ValueError("the images have boxes, and shards have room for one label each")
     rows = np.arange(len(source), dtype=np.int64)
     if shuffle is not None:
         rows = Order(len(source), shuffle, True).indices(0, 0, len(source))

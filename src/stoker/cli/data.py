@@ -112,7 +112,10 @@ def resolve(data: str, labels: Path | None, recipe: Recipe | None) -> Data:
             raise SourceError(data, "no such folder")
         if not folder.exists() and not any(sign in data for sign in "{*?["):
             raise SourceError(data, "no such folder")
-        return Data(open_source(data, transform), data, wanted)
+        found = open_source(data, transform)
+        if found.files.labels is None:
+            raise SourceError(data, "has boxes; give a file.py:name with your own transforms")
+        return Data(found, data, wanted)
     if labels is not None:
         if not labels.is_file():
             raise SourceError(str(labels), "no such label file")

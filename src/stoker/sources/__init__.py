@@ -30,6 +30,10 @@ def open(
     target_transform: Callable[[Any], Any] | None = None,
     *,
     root: str | os.PathLike[str] | None = None,
+    transforms: Callable[[Any, Any], Any] | None = None,
+    split: str | None = None,
+    masks: bool = False,
+    missing: str = "raise",
     image: str | None = None,
     label: str | Mapping[str, Any] | None = "auto",
     label_offset: int = 0,
@@ -43,7 +47,10 @@ def open(
 
     =====================================================  =========================================
     a folder with a folder for each class                  `stoker.ImageFolder`
-    a label file, text or a table; images below ``root``   `stoker.ImageDataset`
+    a label file: text, a table, JSON; images in ``root``  `stoker.ImageDataset`
+    boxes in COCO's JSON; images in ``root``               `stoker.sources.coco.COCO`
+    boxes in Pascal VOC's XML: the folder of it            `stoker.sources.voc.VOC`
+    a table with a row for each box; images in ``root``    `stoker.sources.boxtable.BoxTable`
     tar shards, as WebDataset writes them                  `stoker.sources.tar.Tar`
     an LMDB environment: its folder or file                `stoker.sources.lmdb.LMDB`
     MosaicML's MDS: the folder of its ``index.json``       `stoker.sources.mds.MDS`
@@ -55,12 +62,19 @@ def open(
             ``{a,b}`` or ``*``.
         transform: called with each image, a PIL image in mode RGB.
         target_transform: called with each label.
-        root: of a label file, the folder that its names are relative to; else that of the file.
+        root: of labels and boxes in a file, the folder that its names are relative to; else that
+            of the file.
+        transforms: of boxes, called with image and target, in place of ``transform`` and
+            ``target_transform``.
+        split: of Pascal VOC, the name of a file in ``ImageSets/Main``.
+        masks: of COCO, the targets have masks, too.
+        missing: of labels and boxes in a file, ``"raise"``, or ``"skip"`` to leave out images
+            without a file.
         image: of shards, the field or feature of the images.
         label: of shards, what labels are.
         label_offset: of TFRecord shards, what is added to labels: -1 where classes count from 1.
-        classes: of shards, the names of the classes, each at its label.
-        damaged: of shards, ``"raise"``, or ``"skip"`` to leave out what cannot be read.
+        classes: of shards and boxes, the names of the classes, each at its label.
+        damaged: of shards and boxes, ``"raise"``, or ``"skip"`` to leave out what cannot be read.
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
@@ -71,6 +85,10 @@ def open(
     """
     options = {
         "root": (root, None),
+        "transforms": (transforms, None),
+        "split": (split, None),
+        "masks": (masks, False),
+        "missing": (missing, "raise"),
         "image": (image, None),
         "label": (label, "auto"),
         "label_offset": (label_offset, 0),
@@ -120,7 +138,10 @@ _FORMATS = (
     _Format("an LMDB environment", "lmdb", "LMDB"),
     _Format("MDS shards", "mds", "MDS"),
     _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True),
+    _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
     _Format("a folder of classes", "folder", "ImageFolder"),
+    _Format("a COCO annotation file", "coco", "COCO"),
+    _Format("a table of boxes", "boxtable", "BoxTable"),
     _Format("a label file", "filelist", "labelled"),
 )
 _OTHERS = _Format("tar shards", "tar", "Tar", shards=True)

@@ -27,6 +27,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from stoker.genuine import Watch
 from stoker.plan import Refusal
 from stoker.sources import index
+from stoker.sources.detection import Detection
 from stoker.sources.index import Files, Images
 
 _RUN = ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
@@ -171,6 +172,8 @@ def _read(dataset: Any, depth: int) -> Rows:
     if cls is ConcatDataset:
         return _joined(dataset, [_read(part, depth + 1) for part in dataset.datasets])
     if isinstance(dataset, Images):
+        if isinstance(dataset, Detection):
+            raise _RefusedError(cls.__name__, "has targets that are no labels", "leave it so")
         _require_unchanged(cls, Images, ("files", "transform", "target_transform"))
         files = vars(dataset)["files"]
         if files.labels is None:

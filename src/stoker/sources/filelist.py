@@ -110,6 +110,7 @@ def labelled(
     exif: bool = False,
     max_pixels: int | None = None,
     max_bytes: int | None = None,
+    missing: str = "raise",
 ) -> ImageDataset:
     """The dataset of a label file, whose names are relative to ``root`` or else, to its folder."""
     path = os.path.expanduser(os.fspath(path))
@@ -121,6 +122,7 @@ def labelled(
         exif=exif,
         max_pixels=max_pixels,
         max_bytes=max_bytes,
+        missing=missing,
     )
 
 
@@ -138,7 +140,7 @@ def recognises(_: str, head: bytes) -> bool:
 # Which names exist
 
 
-def _exist(lines: Lines, root: str) -> NDArray[np.bool_]:
+def exist(lines: Lines, root: str) -> NDArray[np.bool_]:
     """True for rows whose file exists; completes names that lack an image's extension."""
     listed = np.sort(np.concatenate([_listing(root, folder) for folder in lines.folders]))
     hashes = np.frombuffer(lines.hashes, np.int64)
@@ -237,7 +239,7 @@ def _judge(
     Raises:
         SourceError: lines are bad or nothing is left.
     """
-    exists = _exist(lines, root) if len(lines) else np.zeros(0, np.bool_)
+    exists = exist(lines, root) if len(lines) else np.zeros(0, np.bool_)
     codes = np.frombuffer(lines.codes, np.int32)
     counts = np.ones(len(lines), np.bool_)
     counts[[row for row in lines.comments if not exists[row]]] = False
@@ -308,10 +310,14 @@ def _report(
     count, absent = int(wrong.sum()) + lines.bad_count, int(missing.sum())
     head = f"{count:,} of {total:,} lines can't be used"
     if absent:
-        head += f", {absent:,} of them for want of their files in {root}"
+        head += f", {absent:,} of them for want of their files in {root or '.'}"
+        head += " (missing='skip' leaves those out)" * (absent < total)
+    # Many missing files have one cause: more of their names would say nothing more.
+    some = np.flatnonzero(missing)[: SHOWN if absent <= SHOWN else 3].tolist()
+    others = np.flatnonzero(wrong & ~missing)[:SHOWN].tolist()
     told = [
         (lines.numbers[row], _reason(lines, root, row, bool(missing[row])))
-        for row in np.flatnonzero(wrong)[:SHOWN].tolist()
+        for row in (*some, *others)
     ]
     shown = sorted(told + lines.bad)[:SHOWN]
     rest = [f"... and {count - len(shown):,} more"] if count > len(shown) else []

@@ -6,8 +6,12 @@ nothing, nor do lines that begin with ``#``, unless they name a file that exists
 - text: ``name label`` on a line. The label is what follows the last blank, so that names may hold
   blanks.
 - a table (CSV, TSV: separated by comma, semicolon, tab or bar), with cells quoted as in CSV. With a
-  header, the columns are found by it, see ``_NAME_HEADERS`` and ``_LABEL_HEADERS``; one that isn't
+  header, the columns are found by it, see ``NAME_HEADERS`` and ``LABEL_HEADERS``; one that isn't
   found is the first of the others. Without one they are the first two.
+
+- JSON: an object on each line, with a name and a label by the same words; or one list of such
+  objects, perhaps within an object and with the label in a list ``instances`` of one (OpenMMLab's);
+  or one object whose keys are the names. Lines are then counted by object.
 
 Which one it is, the first 64 KiB decide: that under which most lines have a name that looks like an
 image's, and a label. The suffix of the file decides ties.
@@ -23,6 +27,7 @@ Note [One pass over a million lines]
 from __future__ import annotations
 
 import csv
+import json
 import os
 import posixpath
 import re
@@ -31,6 +36,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,13 +52,13 @@ INTEGER = re.compile(r"[+-]?[0-9]+(\.0*)?", re.ASCII)
 """An integer label; tables that went through pandas have ``3.0`` for 3."""
 
 # Lower case, without blanks, underscores and dashes; the first that a header has is taken.
-_NAME_HEADERS = (  # noqa: SIM905 - a list of quoted words is harder to read
+NAME_HEADERS = (  # noqa: SIM905 - a list of quoted words is harder to read
     "filename filepath file filenames files imagename imagefile imagepath imgname imgpath imgfile "
     "image images img photo path name imageid imgid id"
 ).split()
-_LABEL_HEADERS = (  # noqa: SIM905 - likewise
+LABEL_HEADERS = (  # noqa: SIM905 - likewise
     "label labels class target targets category classname labelname categoryname classid labelid "
-    "categoryid classindex labelindex y"
+    "categoryid classindex labelindex y gtlabel text"
 ).split()
 _SEPARATORS = {".csv": [",", ";", "\t", "|", None], ".tsv": ["\t", ",", ";", "|", None]}
 _SEPARATORS_OF_TEXT = ["\t", None, ",", ";", "|"]
@@ -198,8 +204,8 @@ def _columns(lines: list[str], separator: str | None) -> tuple[_Layout, bool]:
     words = [re.sub(r"[\s_-]", "", cell).lower() for cell in head]
     if len(words) < 2:
         return _Layout(separator), False
-    names = [words.index(word) for word in _NAME_HEADERS if word in words]
-    labels = [words.index(word) for word in _LABEL_HEADERS if word in words]
+    names = [words.index(word) for word in NAME_HEADERS if word in words]
+    labels = [words.index(word) for word in LABEL_HEADERS if word in words]
     name = names[0] if names else int(bool(labels) and labels[0] == 0)
     label = labels[0] if labels else int(name == 0)
     layout = _Layout(separator, name, label, header=bool(names or labels))
@@ -216,6 +222,63 @@ def _columns(lines: list[str], separator: str | None) -> tuple[_Layout, bool]:
     return _Layout(separator, header=alone and not images[0]), False
 
 
+def _objects(path: str, start: str) -> Iterator[tuple[int, Any]] | None:
+    """The objects of a JSON file that begins with ``start``; None if it is none.
+
+    Raises:
+        SourceError: it is called JSON, and is none.
+    """
+    if start.lstrip()[:1] not in ("{", "["):
+        return None
+    first = _loaded(start.lstrip().partition("\n")[0])
+    if isinstance(first, dict) and _cells_of_object(first)[0]:
+        return _lines_of_json(path)
+    try:
+        with open(path, "rb") as file:
+            whole = json.load(file)
+    except (ValueError, RecursionError) as error:
+        if path.lower().endswith((".json", ".jsonl")):
+            raise SourceError(path, f"is no JSON: {error}") from error
+        return None
+    if isinstance(whole, dict):
+        lists = (value for value in whole.values() if isinstance(value, list))
+        pairs = [{"name": name, "label": label} for name, label in whole.items()]
+        whole = next(lists, pairs)
+    return enumerate(whole, 1)
+
+
+def _lines_of_json(path: str) -> Iterator[tuple[int, Any]]:
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _loaded(line)
+
+
+def _loaded(line: str) -> Any:
+    """The value of a line of JSON; None if it is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _cells_of_object(value: Any) -> tuple[str, str]:
+    """The name and label of an object; what is absent, or of another kind, is empty."""
+    if not isinstance(value, dict):
+        return "", ""
+    words = {re.sub(r"[\s_-]", "", key).lower(): key for key in value}
+    name, label = (
+        next((value[words[word]] for word in known if word in words), None)
+        for known in (NAME_HEADERS, LABEL_HEADERS)
+    )
+    inner = value.get("instances")
+    if label is None and isinstance(inner, list) and len(inner) == 1:
+        label = _cells_of_object(inner[0])[1]
+    if type(label) is int and -(1 << 63) <= label < 1 << 63:
+        label = str(label)
+    return name if isinstance(name, str) else "", label if isinstance(label, str) else ""
+
+
 def read(path: str, root: str) -> Lines:
     """The lines of the label file ``path``, whose names are relative to the folder ``root``.
 
@@ -226,10 +289,16 @@ def read(path: str, root: str) -> Lines:
     inside = os.path.join(os.path.abspath(root), "")
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            layout = _layout(file.read(_SNIFFED_CHARACTERS), os.path.splitext(path)[1].lower())
-            file.seek(0)
-            header = layout.header
-            for number, name, label in layout.cells(file):
+            start = file.read(_SNIFFED_CHARACTERS)
+            objects = _objects(path, start)
+            if objects is not None:
+                header = False
+                rows: Iterable[Cells] = ((n, *_cells_of_object(value)) for n, value in objects)
+            else:
+                layout = _layout(start, os.path.splitext(path)[1].lower())
+                file.seek(0)
+                header, rows = layout.header, layout.cells(file)
+            for number, name, label in rows:
                 if header and not name.startswith("#"):
                     header = False
                     continue
@@ -237,13 +306,9 @@ def read(path: str, root: str) -> Lines:
                     if not name.startswith("#"):
                         lines.add_bad(number, f"needs a name and a label, has {name or label!r}")
                     continue
-                if name[0] in "./" or "/." in name or "//" in name:
-                    name = _resolved(name, inside)
-                    if not name:
-                        lines.add_bad(number, "the name leads out of the image folder")
-                        continue
-                if "\n" in name or "\r" in name or "\0" in name:
-                    lines.add_bad(number, "an open quote, or a control character in the name")
+                name, reason = checked(name, inside)
+                if reason:
+                    lines.add_bad(number, reason)
                     continue
                 lines.add(number, name, label)
     except UnicodeDecodeError:
@@ -251,6 +316,21 @@ def read(path: str, root: str) -> Lines:
     except OSError as error:
         raise SourceError(path, error.strerror or str(error)) from error
     return lines
+
+
+def checked(name: str, inside: str) -> tuple[str, str]:
+    """``name`` without detours, relative to the image folder, and what is wrong with it, if any."""
+    if name[0] in "./" or "/." in name or "//" in name:
+        name = _resolved(name, inside)
+        if not name:
+            return "", "the name leads out of the image folder"
+    if "\n" in name or "\r" in name or "\0" in name:
+        return "", "an open quote, or a control character in the name"
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half a character, which JSON can say
+        return "", "a name that is no text"
+    return name, ""
 
 
 def _resolved(name: str, inside: str) -> str:
