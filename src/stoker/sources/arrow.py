@@ -137,7 +137,7 @@ def _paths(
         raise SourceError(single, "has an order of its own: load it with datasets, and open that")
     try:
         names = [file["filename"] for file in state["_data_files"]]
-        if not names or not all(os.path.basename(name) == name for name in names):
+        if not names or not all(os.path.basename(name) == name != ".." for name in names):
             raise ValueError(f"names the files {names}")
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(single, f"its state.json names no data files: {error}") from error
@@ -174,7 +174,7 @@ def _mapped(path: str, fields: Sequence[str] = ()) -> Iterator[tuple[Any, Any]]:
             opened = ipc.open_file if is_file else ipc.open_stream
             mapped.seek(0)
             reader = opened(mapped)
-            if fields:
+            if fields and not is_file:  # of a file that has a footer, pyarrow would copy them
                 numbers = [reader.schema.get_field_index(name) for name in fields]
                 options = ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
                 mapped.seek(0)

@@ -23,14 +23,15 @@ from typing import Any, BinaryIO
 from stoker.errors import SourceError
 from stoker.sources import columns as cols
 from stoker.sources.columns import Columns, Label, Names, Rows
-from stoker.sources.parquet_pages import OddPagesError, Spans, spans
+from stoker.sources.parquet_footer import Group, groups
+from stoker.sources.parquet_pages import OddPagesError, Spans, check, spans
 from stoker.sources.shards import Index, Sample, Sharded, paths_of
 
 _MAGICS = (b"PAR1", b"PARE")
 _SPLIT = re.compile(r"(train|valid|val|dev|test|eval)(?:ing|idation|uation)?(?![a-zA-Z])")
 _BUFFER_BYTES = 1 << 20
 _ROWS_AT_ONCE = 64
-_MOST_ROWS_ANYWAY = 1 << 20
+_BYTE_ARRAYS = 6
 _GROUP_ROWS = 100
 _GROUP_BYTES = 64 << 20
 _INTEGER = {"dtype": "int64", "_type": "Value"}
@@ -147,16 +148,17 @@ def _paths(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    """A file, opened by pyarrow."""
+def _opened(path: str) -> Iterator[tuple[Any, int]]:
+    """A file, opened by pyarrow, and as a descriptor."""
     arrow = cols.pyarrow()
     import pyarrow.parquet
 
     try:
-        with arrow.OSFile(os.fsencode(path)) as raw:
-            yield pyarrow.parquet.ParquetFile(
+        with arrow.OSFile(os.fsencode(path)) as raw, open(path, "rb", buffering=0) as own:
+            file = pyarrow.parquet.ParquetFile(
                 raw, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
             )
+            yield file, own.fileno()
     except cols.problems() as error:
         if isinstance(error, SourceError):
             raise
@@ -167,17 +169,38 @@ def _columns(path: str, image: str | None, label: Label) -> Columns:
     """The columns of a file; see `columns.columns_of`."""
     if not os.path.isfile(path):
         raise SourceError(path, "is no file" if os.path.exists(path) else "No such file")
-    with _opened(path) as file:
+    with _opened(path) as (file, fd):
+        found = groups(path, fd)
 
         def beginnings(names: Names) -> list[bytes]:
-            if file.metadata.num_row_groups == 0:
+            try:
+                batches = _read(file, fd, found, 0, [names]) if found else iter([])
+                starts = (some for batch in batches for some in cols.some_beginnings(batch, names))
+                return list(itertools.islice(starts, 1))
+            except OddPagesError:
                 return []
-            groups = file.iter_batches(
-                _ROWS_AT_ONCE, row_groups=[0], columns=[".".join(names)], use_threads=False
-            )
-            return [start for batch in groups for start in cols.some_beginnings(batch, names)][:1]
 
         return cols.columns_of(path, file.schema_arrow, image, label, beginnings)
+
+
+def _read(
+    file: Any, fd: int, found: list[Group], number: int, columns: list[Names]
+) -> Iterator[Any]:
+    """Batches of some columns of a row group, whose pages are looked at first.
+
+    Raises:
+        OddPagesError: they are not as a sound file has them.
+    """
+    group = found[number]
+    for names in columns:
+        chunk = group.chunks.get(names)
+        if chunk is None or chunk.repeated or chunk.values != group.rows:
+            raise OddPagesError(f"column {'.'.join(names)!r} has not a value for each row")
+        check(fd, chunk.begin, chunk.size, group.rows, chunk.codec != 0)
+    wanted = [".".join(names) for names in columns]
+    yield from file.iter_batches(
+        _ROWS_AT_ONCE, row_groups=[number], columns=wanted, use_threads=False
+    )
 
 
 def _scan(path: str, columns: Columns, its: Columns) -> Index:
@@ -185,86 +208,79 @@ def _scan(path: str, columns: Columns, its: Columns) -> Index:
     if its.classes != columns.classes or its.integers != columns.integers:
         raise SourceError(path, "has other classes than the first file: open them one by one")
     index, damage = Index(), list[str]()
-    groups: dict[int, Rows] = {}
-    with _opened(path) as file, open(path, "rb", buffering=0) as raw:
-        meta, size = file.metadata, os.fstat(raw.fileno()).st_size
-        counts = [meta.row_group(number).num_rows for number in range(meta.num_row_groups)]
-        if min(counts, default=0) < 0 or sum(counts) > max(size, _MOST_ROWS_ANYWAY):
-            raise SourceError(path, f"says that it has {sum(counts):,} rows in {size:,} bytes")
-        leaf = _leaf(file, its.image)
-        for number in range(meta.num_row_groups):
+    parts: dict[int, Rows] = {}
+    with _opened(path) as (file, fd):
+        found = groups(path, fd)
+        for number, group in enumerate(found):
+            if group.rows == 0:  # there may be pages of no values, or none
+                continue
             try:
-                groups[number] = _others(file, number, its)
+                parts[number] = _others(file, fd, found, number, its)
             except cols.problems() as error:
                 damage.append(f"row group {number:,} is damaged: {cols.reason(error)}")
                 continue
             try:
-                begins, lengths = _in_place(raw.fileno(), size, file, number, leaf)
-                groups[number].begins = begins.tolist()
-                groups[number].lengths = lengths.tolist()
+                begins, lengths = _in_place(fd, group, its.image)
+                parts[number].begins = begins.tolist()
+                parts[number].lengths = lengths.tolist()
             except OddPagesError:
-                groups[number].expanded = True
-        _expand(path, file, its.image, groups, damage, cols.expansion(path, columns))
-    for number, rows in groups.items():
-        cols.add_rows(index, sum(counts[:number]), rows, damage)
+                parts[number].expanded = True
+
+        def read(number: int) -> Iterator[Any]:
+            return _read(file, fd, found, number, [its.image])
+
+        _expand(path, read, its.image, parts, damage, cols.expansion(path, columns))
+    for number, rows in parts.items():
+        cols.add_rows(index, sum(group.rows for group in found[:number]), rows, damage)
     index.damage = cols.summary(damage)
     return index
 
 
-def _others(file: Any, number: int, columns: Columns) -> Rows:
+def _others(file: Any, fd: int, found: list[Group], number: int, columns: Columns) -> Rows:
     """Names and labels of a row group."""
-    count = file.metadata.row_group(number).num_rows
-    rows = Rows([None] * count, [None] * count)
+    count = found[number].rows
+    rows = Rows()
     if columns.others:
-        wanted = [".".join(names) for names in columns.others]
-        table = file.read_row_group(number, columns=wanted, use_threads=False)
-        if table.num_rows != count:
-            raise ValueError(f"{table.num_rows:,} rows, and {count:,} in the footer")
-        if columns.path is not None:
-            rows.names = cols.texts(cols.taken(table, columns.path))
-        if columns.label is not None:
-            rows.labels = cols.texts(cols.taken(table, columns.label))
+        for batch in _read(file, fd, found, number, columns.others):
+            if columns.path is not None:
+                rows.names += cols.texts(cols.taken(batch, columns.path))
+            if columns.label is not None:
+                rows.labels += cols.texts(cols.taken(batch, columns.label))
+    rows.names += [None] * (0 if columns.path else count)
+    rows.labels += [None] * (0 if columns.label else count)
+    if not len(rows.names) == len(rows.labels) == count:
+        raise ValueError(f"it has not the {count:,} rows that the footer says")
     return rows
 
 
-def _leaf(file: Any, names: Names) -> int | None:
-    """The number of a column among those that the file stores; None where it isn't certain."""
-    path = ".".join(names)
-    fitting = [n for n in range(len(file.schema)) if file.schema.column(n).path == path]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def _in_place(fd: int, size: int, file: Any, number: int, leaf: int | None) -> Spans:
-    """Where the values of a column lie in a row group.
+def _in_place(fd: int, group: Group, image: Names) -> Spans:
+    """Where the images of a row group lie.
 
     Raises:
         OddPagesError: they do not lie there as they are.
     """
-    if leaf is None:
-        raise OddPagesError("another column has that name")
-    column, group = file.schema.column(leaf), file.metadata.row_group(number)
-    chunk, rows = group.column(leaf), group.num_rows
+    chunk = group.chunks.get(image)
     if (
-        chunk.compression != "UNCOMPRESSED"
-        or chunk.physical_type != "BYTE_ARRAY"
-        or column.max_repetition_level != 0
-        or chunk.num_values != rows
-        or chunk.file_path
+        chunk is None
+        or chunk.repeated
+        or chunk.codec != 0
+        or chunk.type != _BYTE_ARRAYS
+        or chunk.values != group.rows
     ):
         raise OddPagesError("stored otherwise")
-    begin, length = chunk.data_page_offset, chunk.total_compressed_size
-    if chunk.dictionary_page_offset and chunk.dictionary_page_offset < begin:
-        begin = chunk.dictionary_page_offset
-    if not 0 <= begin <= begin + length <= size:
-        raise OddPagesError("outside the file")
-    return spans(fd, begin, length, rows, column.max_definition_level)
+    return spans(fd, chunk.begin, chunk.size, group.rows, chunk.levels)
 
 
 def _expand(
-    path: str, file: Any, image: Names, groups: dict[int, Rows], damage: list[str], name: str
+    path: str,
+    groups_read: Callable[[int], Iterator[Any]],
+    image: Names,
+    parts: dict[int, Rows],
+    damage: list[str],
+    name: str,
 ) -> None:
     """Expands the images of those row groups that need it, as far as they can be read."""
-    odd = [number for number, rows in groups.items() if rows.expanded]
+    odd = [number for number, rows in parts.items() if rows.expanded]
     read: dict[int, int] = {}
     broken: dict[int, str] = {}
 
@@ -272,12 +288,7 @@ def _expand(
         for number in odd:
             read[number] = 0
             try:
-                for batch in file.iter_batches(
-                    _ROWS_AT_ONCE,
-                    row_groups=[number],
-                    columns=[".".join(image)],
-                    use_threads=False,
-                ):
+                for batch in groups_read(number):
                     read[number] += batch.num_rows
                     yield cols.taken(batch, image)
             except cols.problems() as error:
@@ -288,7 +299,8 @@ def _expand(
     lengths = cols.expand(path, name, batches)
     begins, at = cols.begins_of(lengths), 0
     for number in odd:
-        rows, count = groups[number], min(read[number], len(groups[number].names))
+        rows = parts[number]
+        count = min(read[number], len(rows.names))
         if number in broken or read[number] != len(rows.names):
             told = broken.get(number, "another number of rows than the footer says")
             damage.append(f"row group {number:,} is damaged after {count:,} rows: {told}")

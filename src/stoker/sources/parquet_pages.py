@@ -1,11 +1,9 @@
 """Where the values of a Parquet column lie in their file, if they lie there as they are.
 
 A column chunk is pages, one after the other: at most one with a dictionary, then those with data.
-A page is a header and its body. The header is Thrift's compact protocol: of each field a byte with
-the distance of its number (4 bits, 0: the number follows) and its kind (4 bits), then its value;
-integers are zigzag varints, and a struct ends with a zero byte. Of ``PageHeader`` are read: 1 kind
-of page (0 data, 1 index, 2 dictionary, 3 data v2), 2 and 3 bytes of the body, expanded and as it
-is, 4 CRC-32 of the body, and a struct by the kind:
+A page is a header and its body. The header is a Thrift struct, ``PageHeader``: 1 kind of page (0
+data, 1 index, 2 dictionary, 3 data v2), 2 and 3 bytes of the body, expanded and as it is, 4 CRC-32
+of the body, and a struct by the kind:
 
     5 data        1 values, 2 encoding, 3 encoding of definition levels
     7 dictionary  1 values, 2 encoding
@@ -27,28 +25,32 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.sources.protobuf import ProtobufError, varint
+from stoker.sources.thrift import Struct, ThriftError
+from stoker.sources.thrift import struct as thrift
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Begin and length of each value; begin is -1 where there is none."""
 
 _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
 _PLAIN, _PLAIN_DICTIONARY, _RLE, _RLE_DICTIONARY = 0, 2, 3, 8
+_FIELDS = {_DATA: 5, _INDEX: 6, _DICTIONARY: 7, _DATA_V2: 8}
 _HEADER_BYTES = 1 << 10
 _MOST_HEADER_BYTES = 1 << 24
-_MOST_DEPTH = 4
+_MOST_EXPANDED_BYTES = 64 << 20
+_MOST_RATIO = 256
 _MOST_WIDTH = 32
 _AT_ONCE_BYTES = 1 << 20
 _AT_ONCE = 1 << 16
 
-_Header = dict[tuple[int, ...], int]
 
-
-class OddPagesError(Exception):
+class OddPagesError(ValueError):
     """Why the values of a column chunk cannot be found where they lie."""
 
 
@@ -68,39 +70,57 @@ def spans(fd: int, begin: int, size: int, rows: int, levels: int) -> Spans:
     """
     begins, lengths = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
     dictionary: Spans | None = None
-    at, end, row = begin, begin + size, 0
-    while at < end:
-        header, at = _header(fd, at, end)
-        kind, body = header.get((1,)), header.get((3,), -1)
-        if body < 0 or body > end - at or header.get((2,)) != body:
+    row = 0
+    for page in _pages(fd, begin, begin + size):
+        if page.expanded != page.end - page.begin:
             raise OddPagesError("a page does not fit")
-        _check(fd, at, body, header.get((4,)))
-        if kind == _DICTIONARY:
-            if dictionary is not None or header.get((7, 2)) not in (_PLAIN, _PLAIN_DICTIONARY):
+        _check_crc(fd, page)
+        if page.kind == _DICTIONARY:
+            if dictionary is not None or page.number(2) not in (_PLAIN, _PLAIN_DICTIONARY):
                 raise OddPagesError("an unknown dictionary")
-            dictionary = _plain(fd, at, at + body, header.get((7, 1), -1))
-        elif kind in (_DATA, _DATA_V2):
-            count = header.get((5, 1) if kind == _DATA else (8, 1), -1)
+            dictionary = _plain(fd, page.begin, page.end, page.count)
+        elif page.kind in (_DATA, _DATA_V2):
+            count = page.count
             if not 0 <= count <= rows - row:
                 raise OddPagesError("more values than rows")
-            start, present = _levels(fd, at, at + body, count, header, levels)
-            encoding = header.get((5, 2) if kind == _DATA else (8, 4))
+            start, present = _levels(fd, page, levels)
+            encoding = page.number(2 if page.kind == _DATA else 4)
             some = int(present.sum())
             if encoding == _PLAIN:
-                values = _plain(fd, start, at + body, some)
+                values = _plain(fd, start, page.end, some)
             elif encoding in (_RLE_DICTIONARY, _PLAIN_DICTIONARY) and dictionary is not None:
-                places = _places(_read(fd, start, at + body), some, len(dictionary[0]))
+                places = _places(_read(fd, start, page.end), some, len(dictionary[0]))
                 values = dictionary[0][places], dictionary[1][places]
             else:
                 raise OddPagesError("an unknown encoding")
             begins[row : row + count][present], lengths[row : row + count][present] = values
             row += count
-        elif kind != _INDEX:
-            raise OddPagesError("a page of an unknown kind")
-        at += body
     if row != rows:
         raise OddPagesError("fewer values than rows")
     return begins, lengths
+
+
+def check(fd: int, begin: int, size: int, rows: int, compressed: bool) -> None:
+    """Makes sure that the pages of a chunk ask for no more memory than a sound file does.
+
+    Raises:
+        OddPagesError: they do.
+        OSError: the file cannot be read.
+    """
+    row = 0
+    for page in _pages(fd, begin, begin + size):
+        body = page.end - page.begin
+        most = max(_MOST_EXPANDED_BYTES, _MOST_RATIO * body) if compressed else body
+        if page.expanded > most or page.expanded < 0:
+            raise OddPagesError(f"a page of {body:,} bytes would have {page.expanded:,}")
+        if page.kind == _DICTIONARY and page.count > page.expanded:
+            raise OddPagesError("more values than fit")
+        if page.kind in (_DATA, _DATA_V2):
+            row += page.count
+            if not 0 <= page.count <= row <= rows:
+                raise OddPagesError("more values than rows")
+    if row != rows:
+        raise OddPagesError("fewer values than rows")
 
 
 def _read(fd: int, begin: int, end: int) -> bytes:
@@ -110,92 +130,84 @@ def _read(fd: int, begin: int, end: int) -> bytes:
     return data
 
 
-def _check(fd: int, at: int, size: int, wanted: int | None) -> None:
+def _check_crc(fd: int, page: _Page) -> None:
     """Raises OddPagesError where a page's CRC, if it has one, is wrong."""
-    if wanted is None:
+    if page.crc is None:
         return
-    crc, end = 0, at + size
-    while at < end:
-        crc = zlib.crc32(_read(fd, at, min(at + _AT_ONCE_BYTES, end)), crc)
-        at = min(at + _AT_ONCE_BYTES, end)
-    if crc != wanted & 0xFFFFFFFF:
+    crc = 0
+    for at in range(page.begin, page.end, _AT_ONCE_BYTES):
+        crc = zlib.crc32(_read(fd, at, min(at + _AT_ONCE_BYTES, page.end)), crc)
+    if crc != page.crc & 0xFFFFFFFF:
         raise OddPagesError("a page has a wrong CRC")
 
 
-def _header(fd: int, at: int, end: int) -> tuple[_Header, int]:
-    """The header of a page, by the numbers of its fields, and where the body begins."""
+@dataclass(frozen=True)
+class _Page:
+    """A page: its kind, body, CRC, and the fields of its kind by their numbers."""
+
+    kind: int
+    begin: int
+    end: int
+    expanded: int
+    crc: int | None
+    fields: Struct
+
+    def number(self, field: int) -> int:
+        """That of a field; -1 where it is none."""
+        value = self.fields.get(field)
+        return value if isinstance(value, int) else -1
+
+    @property
+    def count(self) -> int:
+        """Of the values, with those that are null."""
+        return self.number(1)
+
+
+def _pages(fd: int, at: int, end: int) -> Iterator[_Page]:
+    """The pages of a chunk that lies between ``at`` and ``end``."""
+    while at < end:
+        header, at = _header(fd, at, end)
+        kind, expanded, body, crc = (header.get(number) for number in (1, 2, 3, 4))
+        if not isinstance(kind, int) or kind not in _FIELDS:
+            raise OddPagesError("a page of an unknown kind")
+        if not isinstance(body, int) or not 0 <= body <= end - at or not isinstance(expanded, int):
+            raise OddPagesError("a page does not fit")
+        fields = header.get(_FIELDS[kind], {})
+        if not isinstance(fields, dict) or not isinstance(crc, int | None):
+            raise OddPagesError("a page's header is damaged")
+        yield _Page(kind, at, at + body, expanded, crc, fields)
+        at += body
+
+
+def _header(fd: int, at: int, end: int) -> tuple[Struct, int]:
+    """The header of a page, and where the body begins."""
     size = _HEADER_BYTES
     while True:
         data = os.pread(fd, min(size, end - at), at)
         try:
-            header, length = _fields(data)
+            header, length = thrift(data)
             return header, at + length
-        except (ProtobufError, IndexError) as error:  # there may be more of it
+        except ThriftError as error:  # there may be more of it
             if len(data) < size or size >= _MOST_HEADER_BYTES:
                 raise OddPagesError("a page's header is damaged") from error
         size *= 8
 
 
-def _fields(data: bytes) -> tuple[_Header, int]:
-    """The numbers in a Thrift struct and in those within it, and its length."""
-    found: _Header = {}
-    within: list[int] = []
-    at = last = 0
-    while True:
-        head = data[at]
-        at += 1
-        kind = head & 15
-        if kind == 0:
-            if not within:
-                return found, at
-            last = within.pop()
-            continue
-        if head >> 4:
-            last += head >> 4
-        else:
-            value, at = varint(data, at, len(data))
-            last = _unzigzag(value)
-        if kind in (1, 2):  # true, false
-            found[*within, last] = 2 - kind
-        elif kind == 3:  # a byte
-            at += 1
-        elif kind in (4, 5, 6):  # integers
-            value, at = varint(data, at, len(data))
-            found[*within, last] = _unzigzag(value)
-        elif kind == 7:  # a double
-            at += 8
-        elif kind == 8:  # bytes
-            value, at = varint(data, at, len(data))
-            at += value
-        elif kind == 12 and len(within) < _MOST_DEPTH:  # a struct
-            within.append(last)
-            last = 0
-        else:
-            raise OddPagesError("a page's header has unknown fields")
-        if at > len(data):
-            raise IndexError(at)
-
-
-def _unzigzag(value: int) -> int:
-    return value >> 1 ^ -(value & 1)
-
-
-def _levels(
-    fd: int, at: int, end: int, count: int, header: _Header, levels: int
-) -> tuple[int, NDArray[np.bool_]]:
+def _levels(fd: int, page: _Page, levels: int) -> tuple[int, NDArray[np.bool_]]:
     """Where the values of a data page begin, and which rows have one."""
-    if header[1,] == _DATA_V2:
-        size, repetition = header.get((8, 5), -1), header.get((8, 6), -1)
-        if repetition != 0 or (size != 0 and levels == 0):
+    at, count = page.begin, page.count
+    if page.kind == _DATA_V2:
+        size = page.number(5)
+        if page.number(6) != 0 or (size != 0 and levels == 0):
             raise OddPagesError("levels that do not fit")
     elif levels == 0:
         size = 0
-    elif header.get((5, 3)) == _RLE and end - at >= 4:
+    elif page.number(3) == _RLE and page.end - at >= 4:
         size = int.from_bytes(_read(fd, at, at + 4), "little")
         at += 4
     else:
         raise OddPagesError("levels of an unknown encoding")
-    if not 0 <= size <= end - at:
+    if not 0 <= size <= page.end - at:
         raise OddPagesError("levels that do not fit")
     if levels == 0:
         return at, np.ones(count, np.bool_)
