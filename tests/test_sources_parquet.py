@@ -699,12 +699,15 @@ def test_packed_without_classes(tmp_path: Path) -> None:
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [100, 100, 50]
     table = pq.read_table(path)
     assert table["label"].to_pylist() == [None, *range(249)]
-    index = parquet_source.scan_written(str(path))
-    entries = parquet_source.written(index)
-    assert [entry[3] for entry in entries] == [str(label) for label in range(-1, 249)]
-    assert [entry[0] for entry in entries] == [parquet_source.path_of(s) for s in samples()]
+    images = list(parquet_source.written(str(path)))
+    assert [image.label for image in images] == [str(label) for label in range(-1, 249)]
+    assert [image.name for image in images] == [parquet_source.path_of(s) for s in samples()]
     data = path.read_bytes()
-    assert all(data[begin : begin + n] == b"x" * i for i, (_, begin, n, _) in enumerate(entries))
+    for number, image in enumerate(images):
+        assert data[image.begin : image.begin + image.length] == b"x" * number
+    pq.write_table(table, path, compression="zstd")
+    with pytest.raises(SourceError, match="is stored otherwise than it would be written"):
+        list(parquet_source.written(str(path)))
     with path.open("wb") as file:
         parquet_source.write(file, iter([]))
     assert len(stoker.open(path)) == 0

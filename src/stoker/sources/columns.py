@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from stoker import cache as kept
 from stoker.errors import SourceError
-from stoker.sources.shards import Found, Index, indexes
+from stoker.sources.shards import Found, Index, Written, indexes
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Begin and length of each value; begin is -1 where there is none."""
@@ -306,6 +306,18 @@ def add_rows(index: Index, first: int, rows: Rows, damage: list[str]) -> None:
             index.add(name, 0, 0, _FILE + tail)
         else:
             damage.append(f"row {number:,} has no image")
+
+
+def written(path: str, index: Index) -> Iterator[Written]:
+    """The images of a shard that hold them as they are.
+
+    Raises:
+        SourceError: others do not.
+    """
+    for name, begin, length, text in index.entries():
+        if text is None or text[:1] != _HERE:
+            raise SourceError(path, f"{name!r} is stored otherwise than it would be written")
+        yield Written(name, path, begin, length, text[2:].decode(errors="replace") or "-1")
 
 
 def summary(damage: list[str]) -> str:

@@ -25,12 +25,13 @@ from stoker.sources import columns as cols
 from stoker.sources.columns import Columns, Label, Names, Rows
 from stoker.sources.parquet_footer import Group, groups
 from stoker.sources.parquet_pages import OddPagesError, Spans, check, spans
-from stoker.sources.shards import Index, Sample, Sharded, paths_of
+from stoker.sources.shards import Index, Sample, Sharded, Written, paths_of
 
 _MAGICS = (b"PAR1", b"PARE")
 _SPLIT = re.compile(r"(train|valid|val|dev|test|eval)(?:ing|idation|uation)?(?![a-zA-Z])")
 _BUFFER_BYTES = 1 << 20
 _ROWS_AT_ONCE = 64
+_TEXTS_AT_ONCE = 1 << 14
 _BYTE_ARRAYS = 6
 _GROUP_ROWS = 100
 _GROUP_BYTES = 64 << 20
@@ -174,7 +175,9 @@ def _columns(path: str, image: str | None, label: Label) -> Columns:
 
         def beginnings(names: Names) -> list[bytes]:
             try:
-                batches = _read(file, fd, found, 0, [names]) if found else iter([])
+                batches = (
+                    _read(file, fd, found[0], 0, [names], _ROWS_AT_ONCE) if found else iter([])
+                )
                 starts = (some for batch in batches for some in cols.some_beginnings(batch, names))
                 return list(itertools.islice(starts, 1))
             except OddPagesError:
@@ -184,23 +187,20 @@ def _columns(path: str, image: str | None, label: Label) -> Columns:
 
 
 def _read(
-    file: Any, fd: int, found: list[Group], number: int, columns: list[Names]
+    file: Any, fd: int, group: Group, number: int, columns: list[Names], rows: int
 ) -> Iterator[Any]:
-    """Batches of some columns of a row group, whose pages are looked at first.
+    """Batches of so many rows of some columns of a row group, whose pages are looked at first.
 
     Raises:
         OddPagesError: they are not as a sound file has them.
     """
-    group = found[number]
     for names in columns:
         chunk = group.chunks.get(names)
         if chunk is None or chunk.repeated or chunk.values != group.rows:
             raise OddPagesError(f"column {'.'.join(names)!r} has not a value for each row")
         check(fd, chunk.begin, chunk.size, group.rows, chunk.codec != 0)
     wanted = [".".join(names) for names in columns]
-    yield from file.iter_batches(
-        _ROWS_AT_ONCE, row_groups=[number], columns=wanted, use_threads=False
-    )
+    yield from file.iter_batches(rows, row_groups=[number], columns=wanted, use_threads=False)
 
 
 def _scan(path: str, columns: Columns, its: Columns) -> Index:
@@ -215,7 +215,7 @@ def _scan(path: str, columns: Columns, its: Columns) -> Index:
             if group.rows == 0:  # there may be pages of no values, or none
                 continue
             try:
-                parts[number] = _others(file, fd, found, number, its)
+                parts[number] = _others(file, fd, group, number, its)
             except cols.problems() as error:
                 damage.append(f"row group {number:,} is damaged: {cols.reason(error)}")
                 continue
@@ -227,21 +227,23 @@ def _scan(path: str, columns: Columns, its: Columns) -> Index:
                 parts[number].expanded = True
 
         def read(number: int) -> Iterator[Any]:
-            return _read(file, fd, found, number, [its.image])
+            return _read(file, fd, found[number], number, [its.image], _ROWS_AT_ONCE)
 
         _expand(path, read, its.image, parts, damage, cols.expansion(path, columns))
-    for number, rows in parts.items():
-        cols.add_rows(index, sum(group.rows for group in found[:number]), rows, damage)
+    first = 0
+    for number, group in enumerate(found):
+        cols.add_rows(index, first, parts.get(number, Rows()), damage)
+        first += group.rows
     index.damage = cols.summary(damage)
     return index
 
 
-def _others(file: Any, fd: int, found: list[Group], number: int, columns: Columns) -> Rows:
+def _others(file: Any, fd: int, group: Group, number: int, columns: Columns) -> Rows:
     """Names and labels of a row group."""
-    count = found[number].rows
+    count = group.rows
     rows = Rows()
     if columns.others:
-        for batch in _read(file, fd, found, number, columns.others):
+        for batch in _read(file, fd, group, number, columns.others, _TEXTS_AT_ONCE):
             if columns.path is not None:
                 rows.names += cols.texts(cols.taken(batch, columns.path))
             if columns.label is not None:
@@ -353,15 +355,14 @@ def path_of(sample: Sample) -> str:
     return os.fsencode(sample.name).decode(errors="replace")
 
 
-def scan_written(path: str) -> Index:
-    """What is in a file that ``write`` wrote."""
+def written(path: str) -> Iterator[Written]:
+    """The images in a file that ``write`` wrote.
+
+    Raises:
+        SourceError: it is damaged, or another file.
+    """
     columns = Columns(*_WRITTEN, True, ())
-    return _scan(path, columns, columns)
-
-
-def written(index: Index) -> list[tuple[str, int, int, str]]:
-    """Name, begin, length and label of each image in such a file."""
-    return [
-        (name, begin, length, (text or b"")[2:].decode(errors="replace") or "-1")
-        for name, begin, length, text in index.entries()
-    ]
+    index = _scan(path, columns, columns)
+    if index.damage:
+        raise SourceError(path, index.damage)
+    return cols.written(path, index)
