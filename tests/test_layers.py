@@ -38,7 +38,7 @@ ROWS = [
     _row(
         "sources fallback proof shrink",
         "numpy PIL torch platformdirs rich",
-        "torchvision lmdb pyarrow pillow_heif google_crc32c pycocotools",
+        "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools",
     ),
     _row("lower_augmentations startup crossing", "numpy torch"),
     _row(
@@ -69,6 +69,10 @@ WITHIN_A_ROW = [
     ("sources.boxtable", "sources.labels", "anywhere"),
     ("sources.*", "sources.shards", "anywhere"),
     ("sources.*", "sources.protobuf", "anywhere"),
+    ("sources.*", "sources.columns", "anywhere"),
+    ("sources.parquet", "sources.parquet_footer", "anywhere"),
+    ("sources.parquet", "sources.parquet_pages", "anywhere"),
+    ("sources.*", "sources.thrift", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

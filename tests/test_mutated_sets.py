@@ -17,13 +17,22 @@ from stoker.pack import pack
 HANDED = {
     "lmdb by mmocr": ("lmdb/mmocr_imgs.lmdb", ""),
     "mds": ("mds/plain", ""),
+    "arrow by datasets": ("arrow/hf_save_to_disk", ""),
+    "parquet by datasets": ("parquet/hf_imagefolder", ""),
+    "parquet, compressed": ("parquet/plain_binary.parquet", ""),
     "tar by webdataset": ("webdataset/wds_photos", "*.tar"),
     "tfrecord by tensorflow": ("tfrecord/imagenet_style", "*"),
     "tfrecord, gzip": ("tfrecord/gzip.tfrecord.gz", ""),
 }
 """What others have written: its place below the folder of formats, and what is opened in it."""
 
-PACKED = {"tar": "a-%d.tar", "tfrecord": "a-%d.tfrecord", "lmdb": "a.lmdb", "folder": "out/"}
+PACKED = {
+    "tar": "a-%d.tar",
+    "tfrecord": "a-%d.tfrecord",
+    "parquet": "a-%d.parquet",
+    "lmdb": "a.lmdb",
+    "folder": "out/",
+}
 
 
 def run(path: Path, pattern: str, first: int, inputs: int) -> None:

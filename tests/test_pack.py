@@ -42,7 +42,7 @@ from stoker.sources.index import Files, Images
 
 command = sys.modules["stoker.cli.pack"]  # the package has a function of that name
 SIZE = 200_000
-SHARDED = ["tar", "tfrecord"]
+SHARDED = ["tar", "tfrecord", "parquet"]
 FORMATS = [*SHARDED, "lmdb", "csv"]
 
 

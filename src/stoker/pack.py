@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from stoker.errors import SourceError
 from stoker.order import Order
 from stoker.shrink import Shrink
-from stoker.sources import filelist, lmdb, tar, tfrecord
+from stoker.sources import filelist, lmdb, parquet, tar, tfrecord
 from stoker.sources.index import Files, Images
 from stoker.sources.shards import Sample, Written
 
@@ -75,6 +75,7 @@ def _file(write: Callable[[BinaryIO, Iterator[Sample]], None]) -> Callable[[str,
 FORMATS = {
     ".tar": _Format(_file(tar.write), tar.written, tar.member_name),
     ".tfrecord": _Format(_file(tfrecord.write), tfrecord.written, lambda sample: sample.name),
+    ".parquet": _Format(_file(parquet.write), parquet.written, parquet.path_of),
     ".lmdb": _Format(lmdb.write, lmdb.written, lmdb.key_of, shards=False),
     ".csv": _Format(filelist.write, filelist.written, filelist.name_of, shards=False),
 }
@@ -408,7 +409,8 @@ class _Work:
                 raise _unreadable(files, row, error) from error
             label = int(files.labels[row])
             named = 0 <= label < len(self.classes)
-            yield Sample(position, name, content, label, self.classes[label] if named else "")
+            class_name = self.classes[label] if named else ""
+            yield Sample(position, name, content, label, class_name, self.classes)
 
     def _digest(self, sample: Sample) -> bytes:
         """What a sample must be in its shard."""

@@ -58,8 +58,8 @@ def pack(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="Where it goes: out/train-%06d.tar or .tfrecord, of which without %06d there is "
-            "one; out/train.lmdb; or out/, a folder of images with labels.csv.",
+            help="Where it goes: out/train-%06d.tar, .tfrecord or .parquet, of which without %06d "
+            "there is one; out/train.lmdb; or out/, a folder of images with labels.csv.",
             show_default=False,
         ),
     ],

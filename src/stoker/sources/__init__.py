@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from stoker.sources.filelist import ImageDataset as ImageDataset
     from stoker.sources.folder import ImageFolder as ImageFolder
     from stoker.sources.index import Images
@@ -25,7 +27,7 @@ def __getattr__(name: str) -> object:
 
 
 def open(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
     transform: Callable[[Any], Any] | None = None,
     target_transform: Callable[[Any], Any] | None = None,
     *,
@@ -55,15 +57,18 @@ def open(
     an LMDB environment: its folder or file                `stoker.sources.lmdb.LMDB`
     MosaicML's MDS: the folder of its ``index.json``       `stoker.sources.mds.MDS`
     TFRecord shards of ``tf.train.Example``                `stoker.sources.tfrecord.TFRecord`
+    Parquet files with a column of images                  `stoker.sources.parquet.Parquet`
+    Arrow files; the folder of ``save_to_disk``            `stoker.sources.arrow.Arrow`
+    a ``datasets.Dataset`` of Hugging Face                 `stoker.sources.arrow.of_dataset`
     =====================================================  =========================================
 
     Args:
         path: a folder or file, or several shards: a list, or a pattern with ``{000000..000099}``,
-            ``{a,b}`` or ``*``.
+            ``{a,b}`` or ``*``; or a ``datasets.Dataset``.
         transform: called with each image, a PIL image in mode RGB.
         target_transform: called with each label.
-        root: of labels and boxes in a file, the folder that its names are relative to; else that
-            of the file.
+        root: of labels and boxes in a file, and of a column of paths, the folder that these are
+            relative to; else that of the file.
         transforms: of boxes, called with image and target, in place of ``transform`` and
             ``target_transform``.
         split: of Pascal VOC, the name of a file in ``ImageSets/Main``.
@@ -139,15 +144,20 @@ _FORMATS = (
     _Format("MDS shards", "mds", "MDS"),
     _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True),
     _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
+    _Format("Arrow files", "arrow", "Arrow", shards=True),
+    _Format("Parquet files", "parquet", "Parquet", shards=True),
     _Format("a folder of classes", "folder", "ImageFolder"),
     _Format("a COCO annotation file", "coco", "COCO"),
     _Format("a table of boxes", "boxtable", "BoxTable"),
     _Format("a label file", "filelist", "labelled"),
 )
+_DATASET = _Format("a datasets.Dataset", "arrow", "of_dataset", shards=True)
 _OTHERS = _Format("tar shards", "tar", "Tar", shards=True)
 
 
-def _format_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> _Format:
+def _format_of(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
+) -> _Format:
     """The format of what is at ``path``; of several shards, that of the first.
 
     Raises:
@@ -155,6 +165,8 @@ def _format_of(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     """
     from stoker.sources.shards import paths_of
 
+    if type(path).__module__.partition(".")[0] == "datasets":
+        return _DATASET
     single = os.path.expanduser(os.fspath(path)) if isinstance(path, str | os.PathLike) else ""
     first = single if os.path.exists(single) else paths_of(path)[0]
     head = _head(first)

@@ -151,6 +151,7 @@ class Sample:
         content: the encoded image.
         label: -1 where it has none.
         class_name: that of the label; "" where it has none.
+        classes: the names of all classes, each at its label.
     """
 
     position: int
@@ -158,6 +159,7 @@ class Sample:
     content: bytes
     label: int
     class_name: str
+    classes: Sequence[str] = ()
 
     @property
     def suffix(self) -> str:
