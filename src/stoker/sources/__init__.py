@@ -157,8 +157,8 @@ def _opened(
             raise ValueError(f"{name}={value!r} says nothing to {kind.what}")
     if not kind.shards and not isinstance(path, str | os.PathLike):
         raise ValueError(f"several paths, and {kind.what} is one: {', '.join(map(str, path))}")
-    options = {name: value for name, value in known_to_some.items() if name in known} | given
-    images: Images = dataset(path, transform, target_transform, **options)
+    options = {name: value for name, value in known_to_some.items() if name in known}
+    images: Images = dataset(path, transform, target_transform, **{**options, **given})
     return images
 
 
