@@ -1,60 +1,32 @@
 """Checks a data set before a training does: images, labels, duplicates, leaks and oddities.
 
-Whether an image is good is what a loader would say: the native decoder decodes all of it or,
-wherever that declines, Pillow does. Shards are read anew, so what has a checksum is compared with
-it. Images are the same if their encoded bytes have the same BLAKE2b of 16 bytes. For a sample, 18
-bytes are held. Nothing is written.
+Every image is decoded, as a loader would. Shards are read anew, so what has a checksum is compared
+with it. Images are the same if their encoded bytes have the same BLAKE2b. Nothing is written.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import time
 import warnings
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from stoker import header
 from stoker.bad_samples import BadSample
-from stoker.engine import decodes
-from stoker.errors import DecodeError, SourceError
-from stoker.header import Header
+from stoker.contents import HUGE_PIXELS, ODDITIES, TINY_PIXELS, Progress, Reader
+from stoker.errors import SourceError
 from stoker.machine import most_workers
 from stoker.sources import open_whole
 from stoker.sources.dataset import Rows, class_names, rows_of
-from stoker.sources.index import Files
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
-"""Is told samples and bytes that are done."""
 
-HUGE_PIXELS = 50_000_000
-TINY_PIXELS = 32
-_BLOCK = 64
 _EXAMPLES = 5
-_DIGEST_BYTES = 16
-
-_ODDITIES: dict[str, Callable[[Header, str], bool]] = {
-    "rotated": lambda head, _: head.orientation != 1,
-    "cmyk": lambda head, _: head.mode == "CMYK",
-    "gray": lambda head, _: head.mode.startswith(("1", "L", "I", "F")),
-    "deep": lambda head, _: head.deep,
-    "palette": lambda head, _: head.mode.startswith("P"),
-    "alpha": lambda head, _: head.alpha,
-    "animated": lambda head, _: head.animated,
-    "huge": lambda head, _: head.pixels > HUGE_PIXELS,
-    "tiny": lambda head, _: min(head.width, head.height) < TINY_PIXELS,
-    "misnamed": lambda head, name: head.misnamed(name),
-}
 
 FINDINGS = {
     "unlabelled": "samples without a label, -1",
@@ -170,24 +142,26 @@ def verify(
     report = Report(lost=list(lost))
     rows, classes = _table(source, report)
     other, its_classes = (None, []) if against is None else _table(against, report)
+    shown = _Shown(rows, classes)
     # Of Pillow's, about odd files: a loader would show the first of each.
     with warnings.catch_warnings(), ThreadPoolExecutor(jobs, "stoker-verify") as pool:
         warnings.simplefilter("ignore")
-        told = _Progress(progress)
-        digests, odd = _check(pool, jobs, rows, report, told)
+        reader = Reader(pool, jobs, progress)
+        found = reader.contents(rows)
+        report.samples, report.bytes = len(rows), found.bytes
+        report.formats = dict(found.formats.most_common())
+        report.bad = [shown.bad(index, reason) for index, reason in found.bad]
         good = np.ones(len(rows), np.bool_)
-        good[[sample.index for sample in report.bad]] = False
-        shown = _Shown(rows, classes)
+        good[[index for index, _ in found.bad]] = False
         _labels(shown, report)
-        _duplicates(shown, digests, good, report)
+        _duplicates(shown, found.digests, good, report)
         if other is not None:
             its = _Shown(other, its_classes)
             _classes(shown, its, report)
-            its_digests, readable = _digests(pool, jobs, other, told)
-            _leaks(shown, digests, good, its, its_digests, readable, report)
-    for place, kind in enumerate(_ODDITIES):
-        found = np.flatnonzero(odd & np.uint16(1 << place))
-        report.findings += _finding(kind, found, map(shown.name, found[:_EXAMPLES].tolist()))
+            _leaks(shown, found.digests, good, its, *reader.digests(other), report)
+    for place, kind in enumerate(ODDITIES):
+        odd = np.flatnonzero(found.odd & np.uint16(1 << place))
+        report.findings += _finding(kind, odd, map(shown.name, odd[:_EXAMPLES].tolist()))
     _add_bad(shown, also, report)
     report.seconds = time.monotonic() - begun
     return report
@@ -217,20 +191,6 @@ def _table(source: Any, report: Report) -> tuple[Rows, list[str]]:
     if not isinstance(rows, Rows):
         raise SourceError(rows.op, f"{rows.why}, so its files are not known; {rows.instead}")
     return rows, class_names(source)
-
-
-class _Progress:
-    """Counts what is done."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress, self.samples, self.bytes = progress, 0, 0
-
-    def add(self, samples: int, size: int) -> None:
-        """Adds to it."""
-        self.samples += samples
-        self.bytes += size
-        if self.progress is not None:
-            self.progress(self.samples, self.bytes)
 
 
 class _Shown:
@@ -263,123 +223,6 @@ class _Shown:
             shard = extents.shards.path(int(extents.shard[row]))
         name = self.rows.name(index)
         return BadSample(index, self.rows.location(index), reason, name=name, shard=shard)
-
-
-# Reading
-
-
-@dataclass
-class _Block:
-    """What was found out about some samples, one after the other."""
-
-    digests: NDArray[np.uint64]
-    odd: NDArray[np.uint16]
-    reasons: list[tuple[int, str]] = field(default_factory=list)
-    formats: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
-
-
-def _blocks(
-    pool: ThreadPoolExecutor, jobs: int, samples: int, work: Callable[[int, int], T]
-) -> Iterator[tuple[int, int, T]]:
-    """Begin, end and result of each block, in order; a few are worked on ahead."""
-    waiting: deque[tuple[int, int, Future[T]]] = deque()
-    for begin in range(0, samples, _BLOCK):
-        end = min(begin + _BLOCK, samples)
-        waiting.append((begin, end, pool.submit(work, begin, end)))
-        if len(waiting) > 2 * jobs:
-            start, stop, job = waiting.popleft()
-            yield start, stop, job.result()
-    for start, stop, job in waiting:
-        yield start, stop, job.result()
-
-
-def _check(
-    pool: ThreadPoolExecutor, jobs: int, rows: Rows, report: Report, told: _Progress
-) -> tuple[NDArray[np.uint64], NDArray[np.uint16]]:
-    """Decodes everything; the digest of each sample, and which oddities it has."""
-    digests = np.zeros((len(rows), 2), np.uint64)
-    odd = np.zeros(len(rows), np.uint16)
-    formats: Counter[str] = Counter()
-    shown = _Shown(rows, [])
-
-    def work(begin: int, end: int) -> _Block:
-        block = _Block(np.zeros((end - begin, 2), np.uint64), np.zeros(end - begin, np.uint16))
-        for place, row in enumerate(rows.rows_of(np.arange(begin, end)).tolist()):
-            _sample(rows.files, row, place, block)
-        return block
-
-    for begin, end, block in _blocks(pool, jobs, len(rows), work):
-        digests[begin:end], odd[begin:end] = block.digests, block.odd
-        formats.update(block.formats)
-        report.bad += [shown.bad(begin + place, reason) for place, reason in block.reasons]
-        report.bytes += block.bytes
-        told.add(end - begin, block.bytes)
-    report.samples, report.formats = len(rows), dict(formats.most_common())
-    return digests, odd
-
-
-def _sample(files: Files, row: int, place: int, block: _Block) -> None:
-    data, head = _read(files, row), None
-    if data is not None:
-        block.bytes += len(data)
-        block.digests[place] = _digest(data)
-        try:
-            head = header.read(io.BytesIO(data))
-        except Exception:  # noqa: BLE001  whatever Pillow raises of it, the loader has the last word
-            head = None
-    limits = [limit for limit in (files.max_pixels, Image.MAX_IMAGE_PIXELS) if limit]
-    if (
-        data is None
-        or head is None
-        or head.format != "JPEG"
-        or head.pixels > min(limits, default=head.pixels)
-        or not decodes(data, files.upright)
-    ):
-        try:
-            files.open(row)
-        except DecodeError as error:
-            block.reasons.append((place, error.reason))
-            return
-    if head is not None:
-        name = files.name(row)
-        fits = (kind(head, name) << bit for bit, kind in enumerate(_ODDITIES.values()))
-        block.odd[place] = sum(fits)
-        block.formats[head.format] += 1
-
-
-def _read(files: Files, row: int) -> bytes | None:
-    """The encoded bytes; None where they cannot be read."""
-    try:
-        with files.opened(row) as file:
-            return file.read()
-    except Exception:  # noqa: BLE001  a thread hands over: decoding tells what is wrong
-        return None
-
-
-def _digest(data: bytes) -> NDArray[np.uint64]:
-    return np.frombuffer(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest(), np.uint64)
-
-
-def _digests(
-    pool: ThreadPoolExecutor, jobs: int, rows: Rows, told: _Progress
-) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """The digest of each sample, and which can be read; nothing is decoded."""
-    digests = np.zeros((len(rows), 2), np.uint64)
-    readable = np.zeros(len(rows), np.bool_)
-
-    def work(begin: int, end: int) -> int:
-        size = 0
-        for index, row in enumerate(rows.rows_of(np.arange(begin, end)).tolist(), begin):
-            data = _read(rows.files, row)
-            if data is not None:  # each thread writes to rows of its own
-                digests[index], readable[index] = _digest(data), True
-                size += len(data)
-        return size
-
-    for begin, end, size in _blocks(pool, jobs, len(rows), work):
-        told.add(end - begin, size)
-    return digests, readable
 
 
 # Judging
