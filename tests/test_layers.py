@@ -40,7 +40,7 @@ ROWS = [
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools",
     ),
-    _row("lower_augmentations startup crossing bad_samples contents", "numpy torch"),
+    _row("lower_augmentations startup crossing bad_samples contents", "numpy torch PIL"),
     _row(
         "lower feed keyed explanation trace transfer samplers",
         "numpy torch PIL",
