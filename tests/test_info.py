@@ -113,6 +113,8 @@ def test_shards_hold_what_their_source_held(folder: Path, tmp_path: Path, suffix
         ("tfrecord/imagenet_style/train-*", "TFRecord shards", None),
         ("lmdb/str_style.lmdb", "an LMDB environment", 30),
         ("mds/plain", "MDS shards", 40),
+        ("parquet/hf_imagefolder", "Parquet files", 40),
+        ("arrow/hf_save_to_disk", "Arrow files", 12),
     ],
 )
 @pytest.mark.filterwarnings("ignore::stoker.errors.StokerWarning")
@@ -123,6 +125,14 @@ def test_containers_of_other_tools(
     assert found.format == format_name
     assert samples in (None, found.samples)
     assert found.formats == {"JPEG": found.samples}
+
+
+def test_boxes_have_the_classes(data: Path) -> None:
+    found = info(data / "datasets" / "raccoon_voc")
+    assert found.samples == 200 and found.formats == {"JPEG": 200}
+    assert found.classes == {"__background__": 0, "raccoon": 217}
+    done = run(str(data / "datasets" / "raccoon_voc"))
+    assert "raccoon 217" in done.stdout and "times the samples" not in done.stdout
 
 
 @pytest.mark.filterwarnings("ignore::stoker.errors.StokerWarning")

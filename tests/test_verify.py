@@ -406,6 +406,9 @@ def test_damaged_mds_is_an_error(folder: Path, tmp_path: Path) -> None:
         ("tfrecord/gzip.tfrecord.gz", 0),
         ("lmdb/str_style.lmdb", 0),
         ("mds/plain", 0),
+        ("parquet/hf_imagefolder", 0),
+        ("parquet/plain_binary.parquet", 0),
+        ("arrow/hf_save_to_disk", 0),
     ],
 )
 @pytest.mark.filterwarnings("ignore::stoker.errors.StokerWarning")
@@ -425,6 +428,20 @@ def test_lines_without_their_files_are_lost(folder: Path, tmp_path: Path) -> Non
     told = json.loads(done.stdout)
     assert told["samples"] == len(names)
     assert "class_0/none.png" in told["lost"][0]
+
+
+def test_boxes(data: Path, tmp_path: Path) -> None:
+    table, images = data / "formats" / "csv" / "raccoon_labels.csv", tmp_path / "images"
+    shutil.copytree(data / "datasets" / "raccoon_voc" / "images", images)
+    (images / "raccoon-7.jpg").unlink()
+    (images / "raccoon-9.jpg").write_bytes((images / "raccoon-9.jpg").read_bytes()[:-3000])
+    done = run(str(images), "--labels", str(table), "--json")
+    assert done.exit_code == 1, done.output
+    told = json.loads(done.stdout)
+    assert "raccoon-7.jpg" in told["lost"][0] and len(told["lost"]) == 1
+    assert [line["name"] for line in told["bad"]] == ["raccoon-9.jpg"]
+    assert told["samples"] == 199
+    assert "unlabelled" not in told["findings"]
 
 
 def test_subsets_and_joined_sets(folder: Path) -> None:

@@ -24,6 +24,7 @@ from stoker.header import Header
 from stoker.order import Order
 from stoker.sources import format_of, open_whole
 from stoker.sources.dataset import Rows, class_names, rows_of
+from stoker.sources.detection import Detection
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """Of which `Spread` tells the values."""
@@ -72,7 +73,8 @@ class Info:
         shards: how many files hold its images; None where each has its own.
         samples: how many.
         unlabelled: how many of them have the label -1.
-        classes: name or number of each class, and how many samples it has, by label.
+        classes: name or number of each class, and how many samples it has, by label; of images with
+            boxes, how many boxes.
         read: how many headers were read; all figures below are of those.
         unreadable: some that have no header that Pillow reads, with the reason.
         unreadable_count: how many.
@@ -130,7 +132,9 @@ def info(source: Any, *, sample: int = 10_000, seed: int = 0) -> Info:
         raise ValueError(f"sample={sample}: must not be negative")
     dataset, rows = _table(source)
     shards = rows.files.extents
-    labels, names = rows.labels, class_names(dataset)
+    # Of images with boxes, the boxes have the classes.
+    labels = dataset.boxes.labels if isinstance(dataset, Detection) else rows.labels
+    names = class_names(dataset)
     found = Info(
         format_of(dataset),
         None if shards is None else len(shards.shards),
@@ -171,7 +175,11 @@ def _classes(labels: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
     by_label.pop(-1, None)
     if not names:
         return {str(label): count for label, count in by_label.items()}
-    found = {name: by_label.pop(label, 0) for label, name in enumerate(names)}
+    found: dict[str, int] = {}
+    for label, name in enumerate(names):
+        count = by_label.pop(label, 0)
+        if name or count:  # a label without a class has no name
+            found[name if name and name not in found else f"{name} ({label})".strip()] = count
     return found | {str(label): count for label, count in by_label.items()}
 
 
@@ -249,7 +257,7 @@ def draw(source: Any, found: Info, path: str | os.PathLike[str], *, seed: int = 
         axes.set_axis_off()
         label = int(rows.labels[index])
         name = names[label] if 0 <= label < len(names) else str(label)
-        axes.set_title(_plain(name), fontsize=8)
+        axes.set_title(_plain("" if label == -1 else name), fontsize=8)
         image = _thumbnail(rows, index)
         if image is None:
             axes.text(0.5, 0.5, "cannot be\ndecoded", ha="center", va="center", color="red")

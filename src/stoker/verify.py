@@ -300,7 +300,7 @@ def _classes(shown: _Shown, its: _Shown, report: Report) -> None:
         moved = [
             f"{name}: {label} here, {places[name]} there"
             for label, name in enumerate(shown.classes)
-            if places.get(name, label) != label
+            if name and places.get(name, label) != label
         ]
         report.findings += _of_classes("moved_classes", moved)
         here, there = shown.classes, its.classes
@@ -313,7 +313,7 @@ def _classes(shown: _Shown, its: _Shown, report: Report) -> None:
         ("classes_missing_there", here, set(there)),
         ("classes_missing_here", there, set(here)),
     ):
-        report.findings += _of_classes(kind, [name for name in some if name not in others])
+        report.findings += _of_classes(kind, [one for one in some if one and one not in others])
 
 
 def _leaks(

@@ -157,10 +157,10 @@ def resolve_files(
     if file is not None:
         return _load(file, data.rpartition(":")[2])
     _require_there(data, labels, image, label)
-    if labels is not None:
-        return ImageDataset(data, str(labels), missing="skip")
     field = "auto" if label is None else label
     with _words(data):
+        if labels is not None:
+            return open_whole(labels, root=data, anew=anew)
         return open_whole(data, image=image, label=None if field == "none" else field, anew=anew)
 
 

@@ -129,7 +129,7 @@ def _classes(found: Info) -> str:
         return f"none{lacking}"
     ordered = sorted(found.classes.items(), key=lambda pair: -pair[1])
     text = f"{len(ordered):,}"
-    if found.imbalance is not None:
+    if found.imbalance is not None and sum(map(bool, found.classes.values())) > 1:
         text += f", the largest has {found.imbalance:,.1f} times the samples of the smallest"
     ends = ordered if len(ordered) <= 2 * _SHOWN else [*ordered[:_SHOWN], *ordered[-_SHOWN:]]
     shown = [f"{name} {count:,}" for name, count in ends]

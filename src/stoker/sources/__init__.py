@@ -112,8 +112,9 @@ def open(
 
 
 def open_whole(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
     *,
+    root: str | os.PathLike[str] | None = None,
     image: str | None = None,
     label: str | Mapping[str, Any] | None = "auto",
     anew: bool = False,
@@ -124,6 +125,7 @@ def open_whole(
 
     Args:
         path: as for ``open``.
+        root: as for ``open``.
         image: as for ``open``.
         label: as for ``open``.
         anew: read everything again, checksums included, whatever indexes are kept.
@@ -132,7 +134,8 @@ def open_whole(
         SourceError: nothing of it can be read.
         ValueError: an argument says nothing to this format.
     """
-    given: dict[str, Any] = {} if image is None else {"image": image}
+    options = {"root": root, "image": image}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if label != "auto":
         given["label"] = label
     return _opened(path, None, None, given, _LENIENT | ({"cache": False} if anew else {}))
@@ -142,7 +145,7 @@ _LENIENT = {"damaged": "skip", "missing": "skip", "allow_empty": True}
 
 
 def _opened(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
     transform: Callable[[Any], Any] | None,
     target_transform: Callable[[Any], Any] | None,
     given: Mapping[str, Any],
