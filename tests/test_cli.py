@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from PIL import Image
 from torch.utils.data import Subset
 from typer.testing import CliRunner
 
 import stoker
 from stoker.cli import app
-from stoker.cli.data import Recipe, resolve, transform_of, with_transform
+from stoker.cli.data import Recipe, resolve, resolve_files, transform_of, with_transform
 from stoker.cli.parity import _difference
 from stoker.errors import SourceError
+from stoker.sources.index import Images
 
 STOKER = str(Path(sys.executable).with_name("stoker"))
 
@@ -234,6 +236,46 @@ def test_shards(classes: Path, tmp_path: Path) -> None:
     assert len(data) == len(stoker.ImageFolder(classes)) and data.recipe == "train"
     with pytest.raises(SourceError, match="No such file"):
         resolve(f"{tmp_path}/b-{{0..1}}.tar", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [
+        ("lmdb/str_style.lmdb", 30),
+        ("mds/plain", 40),
+        ("tfrecord/gzip.tfrecord.gz", 12),
+        ("webdataset/wds_photos/train-*.tar", 36),
+    ],
+)
+def test_whatever_can_be_opened(data: Path, name: str, samples: int) -> None:
+    found = resolve(str(data / "formats" / name), None, None)
+    assert len(found) == samples and found.recipe == "train"
+    assert len(resolve_files(str(data / "formats" / name), None)) == samples  # type: ignore[arg-type] # sized
+
+
+def test_fields_of_shards(classes: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as file:
+        for path in sorted((classes / "cat").iterdir()):
+            file.add(path, f"{path.stem}.left.jpg")
+            (tmp_path / "label").write_text(path.stem)
+            file.add(tmp_path / "label", f"{path.stem}.kind")
+    shard = str(tmp_path / "x.tar")
+    data = resolve(shard, None, None, "left.jpg", "kind").dataset
+    assert isinstance(data, Images)
+    assert data.targets == [int(path.stem) for path in sorted((classes / "cat").iterdir())]
+    unlabelled = resolve_files(shard, None, label="none")
+    assert isinstance(unlabelled, Images) and set(unlabelled.targets) == {-1}
+    for arguments in ((str(classes), None, "jpg"), (f"{tmp_path}/x.py:a", None, "jpg")):
+        with pytest.raises(typer.BadParameter, match="says nothing to"):
+            resolve_files(*arguments)
+
+
+def test_a_label_file(classes: Path) -> None:
+    names = [path.relative_to(classes).as_posix() for path in classes.rglob("*.jpg")]
+    labels = classes / "labels.csv"
+    labels.write_text("".join(f"{name},3\n" for name in names))
+    assert len(resolve(str(labels), None, None)) == 24
+    labels.unlink()
 
 
 def test_file_that_does_not_import(tmp_path: Path) -> None:

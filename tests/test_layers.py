@@ -36,11 +36,11 @@ ROWS = [
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
     _row("storage engine slots draws stock fields collate", "numpy torch PIL", "fsspec"),
     _row(
-        "sources fallback proof shrink",
+        "sources fallback proof header shrink",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools",
     ),
-    _row("lower_augmentations startup crossing", "numpy torch"),
+    _row("lower_augmentations startup crossing bad_samples contents", "numpy torch PIL"),
     _row(
         "lower feed keyed explanation trace transfer samplers",
         "numpy torch PIL",
@@ -48,7 +48,11 @@ ROWS = [
     ),
     _row("iterate tiers", "numpy torch PIL"),
     _row("loader", "numpy torch"),
-    _row("patching diagnose tune pack verify doctor metrics", "numpy torch PIL", "torchvision ray"),
+    _row(
+        "patching diagnose tune pack info verify doctor metrics",
+        "numpy torch PIL",
+        "torchvision matplotlib ray",
+    ),
     _row("run"),
     _row("cli", "numpy torch PIL typer rich", "torchvision"),
     _row("__main__"),

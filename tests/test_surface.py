@@ -57,7 +57,7 @@ def test_loader_has_torchs_parameters_in_torchs_order() -> None:
     for name, parameter in theirs.items():
         assert ours[name].kind == parameter.kind, name
     added = list(ours)[len(theirs) :]
-    assert added == ["seed", "randomness", "on_error", "tier", "order", "strict"]
+    assert added == ["seed", "randomness", "on_error", "exclude", "tier", "order", "strict"]
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in added)
 
 
@@ -76,6 +76,8 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["bench"], ["--labels", "--recipe", "--json"]),
         (["parity"], ["--labels", "--recipe", "--json"]),
         (["run"], ["SCRIPT"]),
+        (["verify"], ["--labels", "--against", "--out", "--jobs", "--json"]),
+        (["info"], ["--labels", "--sample", "--png", "--json"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
     ],
 )

@@ -382,6 +382,14 @@ def level() -> str:
     return str(_native.levels()[-1])
 
 
+def decodes(data: bytes, upright: bool) -> bool:
+    """True where the native decoder decodes all of a JPEG, on the calling thread, without the GIL.
+
+    ``upright`` declines images that EXIF turns.
+    """
+    return _native.decode_jpeg(data, level=level(), upright=upright)[0] == "ok"
+
+
 def run_encoded(plan: Plan, data: bytes, key: int, size: Size) -> tuple[str, NDArray[Any] | None]:
     """Runs ``plan`` on an encoded image on the calling thread.
 

@@ -8,12 +8,10 @@ Note [No feeder thread]
 
 from __future__ import annotations
 
-import json
 import time
 import weakref
 from collections import deque
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,30 +27,6 @@ from stoker.plan import Plan, Size
 from stoker.slots import Slot, Slots
 from stoker.sources.dataset import Rows
 from stoker.sources.index import Files
-
-
-@dataclass(frozen=True)
-class BadSample:
-    """A sample that could not be decoded: index, path, reason, and where it was asked for."""
-
-    index: int
-    location: str
-    reason: str
-    epoch: int
-    position: int
-
-
-class BadSamples(list[BadSample]):
-    """The samples that failed so far, and a JSON-lines file of them if asked for."""
-
-    path: Path | None = None
-
-    def report(self, sample: BadSample) -> None:
-        """Adds a sample and writes its line."""
-        self.append(sample)
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(sample)) + "\n")
 
 
 @dataclass

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils import pin_memory
 
+from stoker.bad_samples import BadSample, BadSamples
 from stoker.draws import Draw, generators_kept, seed_generators
 from stoker.engine import Failure
 from stoker.errors import DecodeError
-from stoker.feed import BadSample, BadSamples, Feed, Job
+from stoker.feed import Feed, Job
 from stoker.keyed import KeyedDataset, Reporting
 from stoker.order import Order
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import replace
@@ -20,10 +21,11 @@ from torch.utils.data import (
 )
 
 from stoker import machine
+from stoker.bad_samples import BadSample, BadSamples, excluded_samples
 from stoker.engine import level
 from stoker.errors import StokerWarning, UnsupportedError
 from stoker.explanation import Explanation
-from stoker.feed import BadSample, BadSamples, Feed
+from stoker.feed import Feed
 from stoker.iterate import (
     Batches,
     Draws,
@@ -86,6 +88,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: what becomes of a sample that cannot be decoded. "raise": ``DecodeError``. "skip":
             the next good sample of the order takes its place. "blank": black pixels, the label
             stays.
+        exclude: samples that are left out of the order, and of ``len(loader)``: the path of a list
+            of bad samples, of ``stoker verify`` or `log_bad_samples`; or indices or names.
         tier: "stock" switches the native engine off.
         order: None: as ``shuffle`` says. "full" shuffles, "none" does not.
         strict: raise ``UnsupportedError`` where the native engine cannot be used.
@@ -93,6 +97,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Raises:
         ValueError: an argument is out of its range, or arguments exclude each other, as in torch.
         UnsupportedError: ``strict`` and something prevents the native engine.
+        SourceError: the list of ``exclude`` cannot be read, or was made for other data.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: int | None = None,
         randomness: Literal["keyed", "torch"] = "keyed",
         on_error: Literal["raise", "skip", "blank"] = "raise",
+        exclude: str | os.PathLike[str] | Iterable[int | str] | None = None,
         tier: Literal["auto", "stock"] = "auto",
         order: Literal["full", "none"] | None = None,
         strict: bool = False,
@@ -147,9 +153,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"on_error={on_error!r} needs a map-style dataset and keyed randomness"
             )
         own = keyed and sampler is None and batch_sampler is None
+        excluded = None
+        if exclude is not None:
+            ours = getattr(batch_sampler, "sampler", sampler)
+            if not own and not isinstance(ours, OrderedRandomSampler | OrderedSequentialSampler):
+                raise ValueError(
+                    "exclude needs a map-style dataset, keyed randomness and no sampler or "
+                    "batch_sampler of your own: leave samples out there, or give a Subset"
+                )
+            excluded = excluded_samples(dataset, exclude)
         if own:
             kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
-            sampler = kind(cast(Sized, dataset), seed=seed, generator=generator)
+            sampler = kind(cast(Sized, dataset), seed=seed, generator=generator, excluded=excluded)
         super().__init__(
             dataset,
             batch_size,
@@ -176,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             randomness,
             on_error,
         )
-        self.tier, self.order, self.strict = tier, order, strict
+        self.tier, self.order, self.strict, self.exclude = tier, order, strict, excluded
         self.bad_samples = BadSamples()
         self._keyed = keyed
         self._epoch = 0

@@ -40,7 +40,7 @@ Note [Shuffle]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
 
@@ -165,14 +165,17 @@ class Order:
     """Which sample is at which position of an epoch.
 
     Attributes:
-        samples: number of samples, at most 2**48.
+        samples: number of samples that have a position, at most 2**48.
         seed: any integer; equal mod 2**64 is equal.
         shuffle: ``False`` for position = index.
+        gaps: of each sample that has none, ascending, how many before it have one; None without
+            such samples.
     """
 
     samples: int
     seed: int
     shuffle: bool
+    gaps: Int64 | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.samples <= _LARGEST:
@@ -191,13 +194,16 @@ class Order:
             raise ValueError(
                 f"need 0 <= start <= stop <= {self.samples}, got start={start}, stop={stop}"
             )
-        positions = np.arange(start, stop, dtype=np.int64)
-        return self.at(epoch, positions) if self.shuffle else positions
+        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
 
     def at(self, epoch: int, positions: Int64) -> Int64:
         """The samples at ``positions``, each in [0, samples), of ``epoch``; a fresh int64 array."""
-        if not self.shuffle:
-            return positions.astype(np.int64)
+        values = self._shuffled(epoch, positions) if self.shuffle else positions.astype(np.int64)
+        if self.gaps is not None:
+            values += np.searchsorted(self.gaps, values, "right")
+        return values
+
+    def _shuffled(self, epoch: int, positions: Int64) -> Int64:
         round_keys = _shuffle_round_keys(self.seed & _MASK64, epoch & _MASK32, self.samples)
         values = _permute(positions.astype(np.uint64), self.samples, round_keys)
         outside = np.flatnonzero(values >= self.samples)

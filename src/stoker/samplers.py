@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from stoker.order import Order
@@ -38,6 +40,16 @@ class _Epoch:
 
     epoch = 0
     _told = True
+    _gaps: NDArray[np.int64] | None = None
+
+    def _leave_out(self, excluded: NDArray[np.int64] | None) -> None:
+        """Takes ascending indices out of the order; see `Order.gaps`."""
+        if excluded is not None and len(excluded):
+            self._gaps = excluded - np.arange(len(excluded))
+
+    def _left(self, samples: int) -> int:
+        """How many of ``samples`` are in the order."""
+        return samples if self._gaps is None else samples - len(self._gaps)
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch an iteration yields from now on."""
@@ -58,6 +70,7 @@ class OrderedRandomSampler(_Epoch, RandomSampler):
         data_source: what is sampled; its length is asked anew for each epoch.
         seed: of the order; None draws it from ``generator`` when it is first needed.
         generator: as torch's RandomSampler has it; used for the seed and for nothing else.
+        excluded: ascending indices that are left out, int64.
     """
 
     def __init__(
@@ -66,7 +79,9 @@ class OrderedRandomSampler(_Epoch, RandomSampler):
         *,
         seed: int | None = None,
         generator: torch.Generator | None = None,
+        excluded: NDArray[np.int64] | None = None,
     ) -> None:
+        self._leave_out(excluded)
         super().__init__(data_source, generator=generator)
         self._seed = seed
 
@@ -80,7 +95,12 @@ class OrderedRandomSampler(_Epoch, RandomSampler):
     @property
     def order(self) -> Order:
         """What an iteration yields, epoch by epoch."""
-        return Order(len(self.data_source), self.seed, True)
+        return Order(self.num_samples, self.seed, True, self._gaps)
+
+    @property
+    def num_samples(self) -> int:
+        """How many an iteration yields."""
+        return self._left(len(self.data_source))
 
     def __iter__(self) -> Iterator[int]:
         return _blocks(self.order, self.epoch)
@@ -93,6 +113,7 @@ class OrderedSequentialSampler(_Epoch, SequentialSampler):
         data_source: what is sampled; its length is asked anew for each epoch.
         seed: of the keys; None draws it from ``generator`` when it is first needed.
         generator: where the seed comes from; None for torch's default one.
+        excluded: ascending indices that are left out, int64.
     """
 
     def __init__(
@@ -101,7 +122,9 @@ class OrderedSequentialSampler(_Epoch, SequentialSampler):
         *,
         seed: int | None = None,
         generator: torch.Generator | None = None,
+        excluded: NDArray[np.int64] | None = None,
     ) -> None:
+        self._leave_out(excluded)
         super().__init__(data_source)
         self.generator = generator
         self._seed = seed
@@ -116,7 +139,11 @@ class OrderedSequentialSampler(_Epoch, SequentialSampler):
     @property
     def order(self) -> Order:
         """What an iteration yields, epoch by epoch."""
-        return Order(len(self.data_source), self.seed, False)
+        return Order(len(self), self.seed, False, self._gaps)
+
+    def __len__(self) -> int:
+        return self._left(len(self.data_source))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(len(self.data_source)))
+        # The seed is for keys: none is drawn from the user's generator for an order without chance.
+        return _blocks(Order(len(self), 0, False, self._gaps), self.epoch)

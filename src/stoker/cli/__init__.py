@@ -1,7 +1,7 @@
-"""The command line: `stoker bench`, `parity`, `pack` and `run`, each in a file of its own.
+"""The command line: `stoker bench`, `parity`, `verify` and so on, each in a file of its own.
 
 Exit status: 0 done, 1 the data or the machine would not do (the message names file, reason and
-remedy) or `parity` found a difference, 2 wrong arguments.
+remedy), `parity` found a difference or `verify` bad samples, 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.bench import bench
+from stoker.cli.info import info
 from stoker.cli.pack import pack
 from stoker.cli.parity import parity
 from stoker.cli.run import run
+from stoker.cli.verify import verify
 from stoker.errors import StokerError
 
 app = typer.Typer(
     name="stoker",
-    help="Speed and exactness of stoker on your own data, and its packing into shards.",
+    help="Your own data: how fast and exact stoker is with it, what is in it, what is wrong.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,6 +32,8 @@ app = typer.Typer(
 )
 app.command()(bench)
 app.command()(parity)
+app.command()(verify)
+app.command()(info)
 app.command()(pack)
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},

@@ -20,7 +20,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import stoker
-from stoker.cli.data import Data, DataArgument, LabelsOption, RecipeOption, resolve
+from stoker.cli.data import (
+    Data,
+    DataArgument,
+    ImageOption,
+    LabelOption,
+    LabelsOption,
+    RecipeOption,
+    resolve,
+)
 from stoker.machine import most_workers, usable_cores
 
 
@@ -69,6 +77,8 @@ def cpu_seconds() -> float | None:
 def bench(
     data: DataArgument,
     labels: LabelsOption = None,
+    image: ImageOption = None,
+    label: LabelOption = None,
     recipe: RecipeOption = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 64,
     num_workers: Annotated[
@@ -90,7 +100,7 @@ def bench(
     Both loaders read the same dataset object, shuffled, in turn; the CPU of worker processes
     counts. The figures are medians; machines are noisy, so trust the ratio more than the rate.
     """
-    resolved = resolve(data, labels, recipe)
+    resolved = resolve(data, labels, recipe, image, label)
     workers = most_workers() if num_workers is None else num_workers
     results, speedup = _run(resolved, batch_size, workers, limit, rounds)
     samples = min(len(resolved), limit) if limit else len(resolved)

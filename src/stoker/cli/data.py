@@ -1,8 +1,8 @@
 """What DATA means on the command line: the same for every command.
 
-- a class folder: one subfolder per label, as torchvision's ImageFolder reads it;
+- whatever `stoker.open` takes: a class folder, a label file, tar shards such as
+  `train-{000..099}.tar`, LMDB, TFRecord, MDS and so on, told by content;
 - `DIR --labels FILE`: images below DIR, a text file with "name label" lines, or a CSV;
-- a tar shard as WebDataset writes them, or a pattern like `train-{000..099}.tar`;
 - `file.py:name`: a Dataset in a Python file, or a function without arguments that makes one.
 
 Data without a transform of its own gets one of the RECIPES.
@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +24,10 @@ from typing import Annotated, Any
 import typer
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from stoker import ImageDataset, ImageFolder
+from stoker import ImageDataset
 from stoker import open as open_source
 from stoker.errors import SourceError
+from stoker.sources import open_whole
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -44,8 +46,8 @@ DataArgument = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="A class folder, an image folder with --labels, tar shards (a{00..99}.tar), or "
-        "file.py:name (a Dataset, or a function that makes one).",
+        help="A class folder, an image folder with --labels, shards (a{00..99}.tar; TFRecord, "
+        "LMDB, MDS, ...), or file.py:name (a Dataset, or a function that makes one).",
         show_default=False,
     ),
 ]
@@ -53,6 +55,21 @@ LabelsOption = Annotated[
     Path | None,
     typer.Option(
         "--labels", metavar="FILE", help='Label file of an image folder: "name label" lines or CSV.'
+    ),
+]
+ImageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image", metavar="FIELD", help="Of shards, the field of the images.", show_default=False
+    ),
+]
+LabelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label",
+        metavar="FIELD",
+        help="Of shards, the field of the labels; none: there are none.",
+        show_default=False,
     ),
 ]
 RecipeOption = Annotated[
@@ -90,42 +107,112 @@ class Data:
         return Subset(self.dataset, [position * total // limit for position in range(limit)])
 
 
-def resolve(data: str, labels: Path | None, recipe: Recipe | None) -> Data:
-    """Returns the dataset that DATA names.
+def resolve(
+    data: str,
+    labels: Path | None,
+    recipe: Recipe | None,
+    image: str | None = None,
+    label: str | None = None,
+) -> Data:
+    """Returns the dataset that DATA names, with a transform.
 
     Raises:
         SourceError: there is nothing there, or it is no dataset.
         typer.BadParameter: the options do not fit the data.
     """
-    file, colon, name = data.rpartition(":")
-    if colon and file.endswith(".py"):
-        if labels is not None:
-            raise typer.BadParameter("--labels belongs to an image folder, not to file.py:name")
-        return _with_recipe(_load(Path(file), name), data, recipe)
-    folder = Path(data)
-    if folder.suffix == ".py" and folder.is_file():
-        raise typer.BadParameter(f"say which dataset of the file is meant: {data}:NAME")
+    file = _python_file(data, labels, image, label)
+    if file is not None:
+        return _with_recipe(_load(file, data.rpartition(":")[2]), data, recipe)
     wanted = recipe or Recipe.train
     transform = transform_of_recipe(wanted)
-    if not folder.is_dir():
-        if labels is not None:
-            raise SourceError(data, "no such folder")
-        if not folder.exists() and not any(sign in data for sign in "{*?["):
-            raise SourceError(data, "no such folder")
-        found = open_source(data, transform)
-        if found.files.labels is None:
-            raise SourceError(data, "has boxes; give a file.py:name with your own transforms")
-        return Data(found, data, wanted)
+    _require_there(data, labels, image, label)
     if labels is not None:
+        return Data(ImageDataset(data, str(labels), transform), data, wanted)
+    given: dict[str, Any] = {} if image is None else {"image": image}
+    if label is not None:
+        given["label"] = None if label == "none" else label
+    with _words(data):
+        found = open_source(data, transform, **given)
+    if found.files.labels is None:
+        raise SourceError(data, "has boxes; give a file.py:name with your own transforms")
+    return Data(found, data, wanted)
+
+
+def resolve_files(
+    data: str,
+    labels: Path | None,
+    image: str | None = None,
+    label: str | None = None,
+    anew: bool = False,
+) -> Dataset[Any]:
+    """Returns the dataset that DATA names, of what of it is whole, with warnings about the rest.
+
+    ``anew`` reads what indexes are made of again.
+
+    Raises:
+        SourceError: there is nothing there, or it is no dataset.
+        typer.BadParameter: the options do not fit the data.
+    """
+    file = _python_file(data, labels, image, label)
+    if file is not None:
+        return _load(file, data.rpartition(":")[2])
+    _require_there(data, labels, image, label)
+    field = "auto" if label is None else label
+    with _words(data):
+        if labels is not None:
+            return open_whole(labels, root=data, anew=anew)
+        return open_whole(data, image=image, label=None if field == "none" else field, anew=anew)
+
+
+def _python_file(
+    data: str, labels: Path | None, image: str | None, label: str | None
+) -> Path | None:
+    """The file of DATA that is ``file.py:name``; None for other DATA."""
+    file, colon, _ = data.rpartition(":")
+    if colon and file.endswith(".py"):
+        for option, value in (("--labels", labels), ("--image", image), ("--label", label)):
+            if value is not None:
+                raise typer.BadParameter(f"{option} says nothing to file.py:name")
+        return Path(file)
+    if data.endswith(".py") and Path(data).is_file():
+        raise typer.BadParameter(f"say which dataset of the file is meant: {data}:NAME")
+    return None
+
+
+def _require_there(data: str, labels: Path | None, image: str | None, label: str | None) -> None:
+    """Raises in words of the command line where DATA or the label file is absent."""
+    path = os.path.expanduser(data)
+    if labels is not None:
+        if image is not None or label is not None:
+            raise typer.BadParameter("--image and --label say nothing to a label file")
+        if not os.path.isdir(path):
+            raise SourceError(data, "no such folder")
         if not labels.is_file():
             raise SourceError(str(labels), "no such label file")
-        return Data(ImageDataset(data, str(labels), transform), data, wanted)
-    with os.scandir(folder) as entries:
-        if not any(entry.is_dir() for entry in entries):
-            raise SourceError(
-                data, "no subfolders, so no classes; give the labels of its images: --labels FILE"
-            )
-    return Data(ImageFolder(data, transform), data, wanted)
+    elif not os.path.exists(path) and "://" not in data and not any(c in data for c in "{*?["):
+        raise SourceError(data, "no such folder or file")
+
+
+@contextmanager
+def _words(data: str) -> Iterator[None]:
+    """Says what to do in words of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except ImportError as error:
+        raise SourceError(data, str(error)) from error
+    except SourceError as error:
+        path = os.path.expanduser(data)
+        if error.path == path and os.path.isdir(path):
+            with os.scandir(path) as entries:
+                if not any(entry.is_dir() for entry in entries):
+                    raise SourceError(
+                        data,
+                        "no subfolders, so no classes; give the labels of its images: "
+                        "--labels FILE",
+                    ) from None
+        raise
 
 
 def transform_of_recipe(recipe: Recipe) -> Callable[[Any], Any]:

@@ -22,6 +22,8 @@ from stoker import DataLoader
 from stoker import open as open_source
 from stoker.cli.data import (
     DataArgument,
+    ImageOption,
+    LabelOption,
     LabelsOption,
     Recipe,
     resolve,
@@ -64,6 +66,8 @@ def pack(
         ),
     ],
     labels: LabelsOption = None,
+    image: ImageOption = None,
+    label: LabelOption = None,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Of each shard.")] = "256M",
     shuffle: Annotated[
         int | None,
@@ -111,7 +115,7 @@ def pack(
     shrink = None
     if resize_shorter or max_size:
         shrink = Shrink(resize_shorter, max_size, quality)
-    source = resolve(data, labels, None).dataset
+    source = resolve(data, labels, None, image, label).dataset
     if not isinstance(source, Images):
         raise SourceError(data, "is no set of image files, whose bytes could be packed")
     size = None if shrink else _bytes_of(source)

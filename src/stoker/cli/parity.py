@@ -20,6 +20,8 @@ from torch.utils.data import Dataset, Subset, default_collate
 import stoker
 from stoker.cli.data import (
     DataArgument,
+    ImageOption,
+    LabelOption,
     LabelsOption,
     RecipeOption,
     resolve,
@@ -59,6 +61,8 @@ class Row:
 def parity(
     data: DataArgument,
     labels: LabelsOption = None,
+    image: ImageOption = None,
+    label: LabelOption = None,
     recipe: RecipeOption = None,
     batch_size: Annotated[int, typer.Option(min=1)] = 16,
     num_workers: Annotated[int, typer.Option(min=0, metavar="N")] = 2,
@@ -73,7 +77,7 @@ def parity(
     The generators are seeded per sample on both sides, so random transforms draw the same. Exit
     status 1 if anything differs.
     """
-    resolved = resolve(data, labels, recipe)
+    resolved = resolve(data, labels, recipe, image, label)
     dataset = resolved.spread(limit)
     rows: list[Row] = []
     with Progress(

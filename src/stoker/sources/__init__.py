@@ -108,6 +108,50 @@ def open(
         for name, (value, default) in options.items()
         if type(value) is not type(default) or value != default
     }
+    return _opened(path, transform, target_transform, given, {})
+
+
+def open_whole(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    image: str | None = None,
+    label: str | Mapping[str, Any] | None = "auto",
+    anew: bool = False,
+) -> Images:
+    """`open` for those who report on data: of what is whole, with warnings about the rest.
+
+    Damaged parts of shards, lines without their file and classes without samples are no errors.
+
+    Args:
+        path: as for ``open``.
+        root: as for ``open``.
+        image: as for ``open``.
+        label: as for ``open``.
+        anew: read everything again, checksums included, whatever indexes are kept.
+
+    Raises:
+        SourceError: nothing of it can be read.
+        ValueError: an argument says nothing to this format.
+    """
+    options = {"root": root, "image": image}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if label != "auto":
+        given["label"] = label
+    return _opened(path, None, None, given, _LENIENT | ({"cache": False} if anew else {}))
+
+
+_LENIENT = {"damaged": "skip", "missing": "skip", "allow_empty": True}
+
+
+def _opened(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
+    transform: Callable[[Any], Any] | None,
+    target_transform: Callable[[Any], Any] | None,
+    given: Mapping[str, Any],
+    known_to_some: Mapping[str, Any],
+) -> Images:
+    """The dataset at ``path``, under options that its format must know and others that it may."""
     kind = _format_of(path)
     dataset = getattr(import_module(f"stoker.sources.{kind.module}"), kind.dataset)
     known = inspect.signature(dataset).parameters
@@ -116,8 +160,16 @@ def open(
             raise ValueError(f"{name}={value!r} says nothing to {kind.what}")
     if not kind.shards and not isinstance(path, str | os.PathLike):
         raise ValueError(f"several paths, and {kind.what} is one: {', '.join(map(str, path))}")
-    images: Images = dataset(path, transform, target_transform, **given)
+    options = {name: value for name, value in known_to_some.items() if name in known}
+    images: Images = dataset(path, transform, target_transform, **{**options, **given})
     return images
+
+
+def format_of(dataset: object) -> str:
+    """What the format of a dataset is called: ``tar shards``; of others, the name of its class."""
+    module = type(dataset).__module__.removeprefix("stoker.sources.")
+    found = (kind.what for kind in (*_FORMATS, _OTHERS) if kind.module == module)
+    return next(found, f"{type(dataset).__module__}.{type(dataset).__qualname__}")
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,10 @@ class Rows:
         """Path of a sample."""
         return self.files.path(int(self.rows_of(np.array([index]))[0]))
 
+    def name(self, index: int) -> str:
+        """Name of a sample: relative to the folder of all, or in its shard."""
+        return self.files.name(int(self.rows_of(np.array([index]))[0]))
+
     def decode(self, row: int) -> NDArray[np.uint8]:
         """What Pillow makes of a file: RGB, uint8 of shape (height, width, 3).
 
@@ -127,6 +131,28 @@ def read(dataset: Any) -> Rows | Refusal:
         return _read(dataset, 0)
     except _RefusedError as unfit:
         return Refusal(*unfit.args)
+
+
+def rows_of(dataset: Any) -> Rows | Refusal:
+    """As ``read``, for those who only look at files: labels are -1 where there are none."""
+    if isinstance(dataset, Images):
+        files = dataset.files
+        labels = np.full(len(files), -1, np.int64) if files.labels is None else files.labels
+        return Rows(files, None, labels, dataset.transform)
+    return read(dataset)
+
+
+def class_names(dataset: Any) -> list[str]:
+    """The names of a dataset's classes, each at its label; none where it has none."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        found = [class_names(part) for part in dataset.datasets]
+        return found[0] if all(names == found[0] for names in found) else []
+    names = getattr(dataset, "classes", None)
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        return []
+    return [str(name) for name in names]
 
 
 _JPEG = (JpegImagePlugin.jpeg_factory,)

@@ -212,7 +212,8 @@ class Files:
                     image = ImageOps.exif_transpose(image)
                 return image.convert("RGB")
         except Exception as error:  # Pillow's codecs raise a dozen kinds for damaged files
-            reason = str(error) or type(error).__name__
+            # Pillow names the file object, too, and where that is in memory.
+            reason = str(error).partition(" <_io.")[0] or type(error).__name__
             place = row if index is None else index
             raise DecodeError(place, self.path(row), reason) from error
 
