@@ -77,6 +77,8 @@ WITHIN_A_ROW = [
     ("sources.parquet", "sources.parquet_footer", "anywhere"),
     ("sources.parquet", "sources.parquet_pages", "anywhere"),
     ("sources.*", "sources.thrift", "anywhere"),
+    ("sources.*", "sources.pickled", "anywhere"),
+    ("sources.*", "sources.expanded", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

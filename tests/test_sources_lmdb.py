@@ -23,7 +23,7 @@ import stoker
 from pictures import class_folder
 from stoker import cache
 from stoker.errors import DecodeError, SourceError, StokerWarning
-from stoker.sources.lmdb import LMDB, _Pages, _Unpickler
+from stoker.sources.lmdb import LMDB, _Pages
 
 lmdb = pytest.importorskip("lmdb")
 
@@ -206,19 +206,8 @@ def test_old_pickles(tmp_path: Path) -> None:
     two = b"\x80\x02(T" + struct.pack("<I", len(JPEG)) + JPEG + b"K\x07t."
     dataset = LMDB(write(tmp_path / "x", {b"1": two}))
     assert dataset.targets == [7] and dataset.files.opened(0).read() == JPEG
-    with pytest.raises(SourceError, match=r"_codecs.encode is asked for"):
+    with pytest.raises(SourceError, match="an encoding of its own"):
         LMDB(write(tmp_path / "y", {b"1": pickle.dumps((JPEG, 1), 2)}))
-
-
-def test_globals_that_pickles_may_name() -> None:
-    """None of them is the real one, so nothing that a pickle calls is somebody's code."""
-    unpickler = _Unpickler(__import__("io").BytesIO())
-    for module in ("numpy", "numpy.core.multiarray", "numpy._core.numeric"):
-        for name in ("scalar", "_reconstruct", "dtype", "ndarray", "_frombuffer"):
-            assert unpickler.find_class(module, name).__module__ == "stoker.sources.lmdb"
-    for module, name in (("numpy", "load"), ("builtins", "eval"), ("numpyx", "dtype")):
-        with pytest.raises(pickle.UnpicklingError):
-            unpickler.find_class(module, name)
 
 
 def test_a_datum_of_pixels(tmp_path: Path) -> None:

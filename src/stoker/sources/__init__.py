@@ -60,6 +60,7 @@ def open(
     Parquet files with a column of images                  `stoker.sources.parquet.Parquet`
     Arrow files; the folder of ``save_to_disk``            `stoker.sources.arrow.Arrow`
     a ``datasets.Dataset`` of Hugging Face                 `stoker.sources.arrow.of_dataset`
+    idx files, MNIST's; labels are found beside            `stoker.sources.idx.IDX`
     =====================================================  =========================================
 
     Args:
@@ -198,6 +199,7 @@ _FORMATS = (
     _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
     _Format("Arrow files", "arrow", "Arrow", shards=True),
     _Format("Parquet files", "parquet", "Parquet", shards=True),
+    _Format("an idx file", "idx", "IDX"),
     _Format("a folder of classes", "folder", "ImageFolder"),
     _Format("a COCO annotation file", "coco", "COCO"),
     _Format("a table of boxes", "boxtable", "BoxTable"),

@@ -16,9 +16,9 @@ memory, so a damaged environment is an error and never a signal. Nothing is lock
 must not be written to while it is read.
 
 Values are encoded images; or pickled tuples or lists of an encoded image and a label, read without
-running anything (see ``_Unpickler``); or Caffe's ``Datum`` messages with an encoded image. Where
-keys are ``image-...``, the label is the value of ``label-...``. Keys that are all numbers count in
-the order of the numbers, others in that of their bytes.
+running anything (`stoker.sources.pickled`); or Caffe's ``Datum`` messages with an encoded image.
+Where keys are ``image-...``, the label is the value of ``label-...``. Keys that are all numbers
+count in the order of the numbers, others in that of their bytes.
 
 Written are ``image-000000001`` and so on, ``label-000000001`` where there is a label, and
 ``num-samples``: the layout of text recognition's data sets.
@@ -26,9 +26,7 @@ Written are ``image-000000001`` and so on, ``label-000000001`` where there is a 
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import SourceError
+from stoker.sources import pickled
 from stoker.sources.protobuf import ProtobufError, fields_of
 from stoker.sources.shards import Found, Index, Sample, Sharded, Written, indexes
 from stoker.sources.shards import written as images_of
@@ -314,8 +313,8 @@ def _datum(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | No
 def _pickled(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | None]:
     """A tuple or list of encoded image and label, in any order, or an encoded image alone."""
     try:
-        found = _Unpickler(io.BytesIO(value), encoding="bytes").load()
-    except Exception as error:
+        found = pickled.load(value)
+    except pickled.PickleError as error:
         raise _Damaged(f"cannot be unpickled safely: {error}") from error
     parts = list(found) if isinstance(found, tuple | list) else [found]
     images = [bytes(p) for p in map(_encoded, parts) if p is not None and len(p) > 8]
@@ -330,74 +329,9 @@ def _pickled(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | 
 
 
 def _encoded(part: object) -> bytes | None:
-    if isinstance(part, _Array):
-        return part.data
+    if isinstance(part, pickled.Array):
+        return part.data if part.kind == "u1" and len(part.shape) == 1 else None
     return bytes(part) if isinstance(part, bytes | bytearray) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    """Builds bytes, numbers, texts, tuples, lists, and NumPy's arrays of bytes and integers.
-
-    For every other global it raises. What stands for NumPy's are the two classes below, so that
-    nothing of NumPy runs either.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The stand-ins; raises for whatever else is asked for."""
-        if module.removeprefix("numpy.").split(".")[0] in ("core", "_core", "numpy"):
-            if name == "scalar":
-                return _scalar
-            if name == "_reconstruct":
-                return _reconstruct
-            if name == "dtype":
-                return _Dtype
-            if name == "_frombuffer":
-                return _frombuffer
-            if name == "ndarray":
-                return _Array
-        raise pickle.UnpicklingError(f"{module}.{name} is asked for")
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Raises: nothing lies elsewhere."""
-        raise pickle.UnpicklingError("a persistent id is asked for")
-
-
-class _Dtype:
-    """Stands for `numpy.dtype`."""
-
-    def __init__(self, name: str = "", *_: Any) -> None:
-        self.name, self.big = str(name), False
-
-    def __setstate__(self, state: Any) -> None:
-        self.big = isinstance(state, tuple) and len(state) > 1 and state[1] == ">"
-
-
-class _Array:
-    """Stands for `numpy.ndarray`; ``data`` is that of a vector of bytes, else None."""
-
-    data: bytes | None = None
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, _, data = state
-        plain = isinstance(dtype, _Dtype) and dtype.name == "u1" and len(shape) == 1
-        self.data = data if plain and isinstance(data, bytes) else None
-
-
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
-
-
-def _frombuffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
-    array = _Array()
-    array.__setstate__((1, shape, dtype, False, bytes(data)))
-    return array
-
-
-def _scalar(dtype: Any, data: Any = b"") -> int:
-    if not isinstance(dtype, _Dtype) or dtype.name[:1] not in ("i", "u") or len(data) > 8:
-        raise pickle.UnpicklingError("a NumPy scalar that is no integer")
-    order: Any = "big" if dtype.big else "little"
-    return int.from_bytes(data, order, signed=dtype.name[0] == "i")
 
 
 # Writing
