@@ -61,6 +61,7 @@ def open(
     Arrow files; the folder of ``save_to_disk``            `stoker.sources.arrow.Arrow`
     a ``datasets.Dataset`` of Hugging Face                 `stoker.sources.arrow.of_dataset`
     idx files, MNIST's; labels are found beside            `stoker.sources.idx.IDX`
+    CIFAR batches, or the folder of the training batches   `stoker.sources.cifar.CIFAR`
     =====================================================  =========================================
 
     Args:
@@ -200,6 +201,7 @@ _FORMATS = (
     _Format("Arrow files", "arrow", "Arrow", shards=True),
     _Format("Parquet files", "parquet", "Parquet", shards=True),
     _Format("an idx file", "idx", "IDX"),
+    _Format("CIFAR batches", "cifar", "CIFAR"),
     _Format("a folder of classes", "folder", "ImageFolder"),
     _Format("a COCO annotation file", "coco", "COCO"),
     _Format("a table of boxes", "boxtable", "BoxTable"),
