@@ -60,6 +60,7 @@ def open(
     Parquet files with a column of images                  `stoker.sources.parquet.Parquet`
     Arrow files; the folder of ``save_to_disk``            `stoker.sources.arrow.Arrow`
     a ``datasets.Dataset`` of Hugging Face                 `stoker.sources.arrow.of_dataset`
+    zip archives                                           `stoker.sources.zip.Zip`
     an FFCV file, ``.beton``                               `stoker.sources.beton.Beton`
     idx files, MNIST's; labels are found beside            `stoker.sources.idx.IDX`
     CIFAR batches, or the folder of the training batches   `stoker.sources.cifar.CIFAR`
@@ -201,6 +202,7 @@ _FORMATS = (
     _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
     _Format("Arrow files", "arrow", "Arrow", shards=True),
     _Format("Parquet files", "parquet", "Parquet", shards=True),
+    _Format("zip archives", "zip", "Zip", shards=True),
     _Format("an FFCV file", "beton", "Beton"),
     _Format("an idx file", "idx", "IDX"),
     _Format("CIFAR batches", "cifar", "CIFAR"),
