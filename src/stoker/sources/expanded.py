@@ -7,24 +7,35 @@ Note [Raw pixels]
     sample, one after the other: "P6" of three channels or "P5" of one, width, height, 255, and the
     pixels. (netpbm, ppm(5) and pgm(5).) It is a few bytes larger than the pixels, and its samples
     are read and decoded as any others.
+
+Note [PIL columns]
+    MDS and LitData keep a PIL image as width, height and length of its mode, uint32, little-endian;
+    its mode; its pixels, row by row. Modes L and RGB are read.
 """
 
 from __future__ import annotations
 
+import bz2
 import hashlib
+import math
 import os
 import stat
+import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker import cache as kept
 from stoker.errors import SourceError
+from stoker.sources.shards import Found
 
 _PIECE_BYTES = 1 << 20
+_PIL = struct.Struct("<III")
+_LONGEST_MODE = 16
+_CHANNELS = {b"L": 1, b"RGB": 3}
 
 
 class DamagedError(Exception):
@@ -89,6 +100,49 @@ def inflate(file: BinaryIO, out: BinaryIO, most: int | None = None) -> None:
         unused = stream.unused_data or file.read(_PIECE_BYTES)
 
 
+def decompress(kind: str, file: BinaryIO, out: BinaryIO, most: int) -> None:
+    """Writes the content of ``file``, which is compressed with ``kind``: "gz", "bz2" or "zstd".
+
+    Raises:
+        DamagedError: it is damaged, gives more than ``most`` bytes, or ``kind`` is another.
+        ImportError: the extra ``stoker[mds]``, which zstd needs, is not installed.
+    """
+    if kind == "gz":
+        inflate(file, out, most)
+        return
+    if kind == "bz2":
+        damages: tuple[type[Exception], ...] = (EOFError, OSError, ValueError)
+        source: Any = bz2.BZ2File(file)
+    elif kind == "zstd":
+        zstandard = _zstandard()
+        damages = (zstandard.ZstdError,)
+        source = zstandard.ZstdDecompressor().stream_reader(
+            file, read_across_frames=True, closefd=False
+        )
+    else:
+        raise DamagedError(f"is compressed with {kind}, which is not read: decompress it first")
+    done = 0
+    try:
+        with source:
+            while piece := source.read(_PIECE_BYTES):
+                done += len(piece)
+                if done > most:
+                    raise DamagedError(f"the compressed data gives more than {most:,} bytes")
+                out.write(piece)
+    except damages as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise
+        raise DamagedError(f"the compressed data is damaged: {error}") from error
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError("zstd needs an extra: pip install 'stoker[mds]'") from error
+    return zstandard
+
+
 def images(
     path: str,
     what: str,
@@ -131,3 +185,58 @@ def images(
 
     made = once(path, f"{what} pixels", write, int(ends[-1]))
     return made, ends[:-1].tolist(), lengths
+
+
+def expand_pil(paths: Sequence[str], found: Found) -> list[str]:
+    """The files of the pixels of samples that are as Note [PIL columns] says, one for each shard.
+
+    Args:
+        paths: of the shards.
+        found: the samples, whose bytes are then in those files.
+
+    Raises:
+        SourceError: something else lies there, or as of `images`.
+    """
+    made = []
+    shards = np.array(found.shards, np.int64)
+    for number, path in enumerate(paths):
+        rows = np.flatnonzero(shards == number).tolist()
+        spans = [(found.begins[row], found.lengths[row]) for row in rows]
+        file, begins, lengths = _pil_images(path, spans)
+        made.append(file)
+        for row, begin, length in zip(rows, begins, lengths, strict=True):
+            found.begins[row], found.lengths[row] = begin, length
+    return made
+
+
+def _pil_images(path: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[int], list[int]]:
+    begins, shapes = [], []
+    try:
+        with open(path, "rb") as file:
+            for number, (begin, length) in enumerate(spans):
+                file.seek(begin)
+                head = file.read(min(length, _PIL.size + _LONGEST_MODE))
+                width, height, mode_bytes = _PIL.unpack(head[: _PIL.size].ljust(_PIL.size, b"\0"))
+                mode = head[_PIL.size :][:mode_bytes]
+                channels = _CHANNELS.get(mode, 0)
+                start = _PIL.size + mode_bytes
+                if not channels or start + width * height * channels != length:
+                    name = mode.decode("ascii", "replace")
+                    raise SourceError(
+                        path, f"sample {number:,} is no PIL image of mode L or RGB, but {name!r}"
+                    )
+                begins.append(begin + start)
+                shapes.append((height, width, channels))
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(path, error.strerror or str(error)) from error
+
+    def read(number: int) -> NDArray[np.uint8]:
+        with open(path, "rb") as file:
+            file.seek(begins[number])
+            return np.frombuffer(file.read(math.prod(shapes[number])), np.uint8)
+
+    # Another column, or damaged samples that are left out, make another file.
+    what = hashlib.blake2b(np.array(spans, np.int64).tobytes(), digest_size=8).hexdigest()
+    return images(path, f"PIL {what}", shapes, read)
