@@ -56,6 +56,7 @@ def open(
     tar shards, as WebDataset writes them                  `stoker.sources.tar.Tar`
     an LMDB environment: its folder or file                `stoker.sources.lmdb.LMDB`
     MosaicML's MDS: the folder of its ``index.json``       `stoker.sources.mds.MDS`
+    LitData's chunks: the folder of their ``index.json``   `stoker.sources.litdata.LitData`
     TFRecord shards of ``tf.train.Example``                `stoker.sources.tfrecord.TFRecord`
     Parquet files with a column of images                  `stoker.sources.parquet.Parquet`
     Arrow files; the folder of ``save_to_disk``            `stoker.sources.arrow.Arrow`
@@ -198,6 +199,7 @@ class _Format:
 _FORMATS = (
     _Format("an LMDB environment", "lmdb", "LMDB"),
     _Format("MDS shards", "mds", "MDS"),
+    _Format("LitData's chunks", "litdata", "LitData"),
     _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True),
     _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
     _Format("Arrow files", "arrow", "Arrow", shards=True),
