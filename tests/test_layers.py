@@ -38,8 +38,7 @@ ROWS = [
     _row(
         "sources fallback proof header shrink",
         "numpy PIL torch platformdirs rich",
-        "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools",
-        "torchvision lmdb pyarrow pillow_heif google_crc32c zstandard",
+        "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools zstandard",
     ),
     _row("lower_augmentations startup crossing bad_samples contents", "numpy torch PIL"),
     _row(

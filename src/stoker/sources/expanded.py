@@ -33,6 +33,7 @@ from stoker.errors import SourceError
 from stoker.sources.shards import Found
 
 _PIECE_BYTES = 1 << 20
+_MOST_NAME = 50  # characters, of at most 4 bytes: file systems allow 255
 _PIL = struct.Struct("<III")
 _LONGEST_MODE = 16
 _CHANNELS = {b"L": 1, b"RGB": 3}
@@ -61,7 +62,7 @@ def once(path: str, what: str, write: Callable[[BinaryIO], None], size: int | No
         state = [os.path.abspath(path), str(status.st_size), str(status.st_mtime_ns)]
         identity = "\0".join([*state, what] if what else state)
         digest = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
-        name = f"expanded/{digest}-{os.path.basename(path)}"
+        name = f"expanded/{digest}-{os.path.basename(path)[-_MOST_NAME:]}"
         place = kept.place(name)
         if size is not None and place.is_file() and place.stat().st_size != size:
             place.unlink()
