@@ -18,6 +18,7 @@ from torchvision.datasets import CIFAR10, CIFAR100, cifar
 import stoker
 from stoker import cache
 from stoker.errors import SourceError, StokerWarning
+from stoker.pack import pack
 from stoker.sources.cifar import CIFAR
 
 COUNT = 12
@@ -160,6 +161,15 @@ def test_binary_batches(tmp_path: Path, of: int) -> None:
         CIFAR(binary)
     with pytest.warns(StokerWarning, match="is truncated in image 11; what is damaged"):
         assert CIFAR(binary, damaged="skip").targets == theirs.targets[:-1]
+
+
+def test_packing(tmp_path: Path) -> None:
+    """What is packed has the suffix of what it is."""
+    dataset = stoker.open(write_10(tmp_path / "cifar-10-batches-py") / "test_batch")
+    pack(dataset, str(tmp_path / "out" / "a-%d.tar"))
+    packed = stoker.open(tmp_path / "out" / "a-0.tar")
+    assert packed.files.name(0) == "000000000.ppm"
+    same(packed, dataset)
 
 
 def test_other_sides(tmp_path: Path) -> None:
