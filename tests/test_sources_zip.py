@@ -99,7 +99,7 @@ def test_deflated_members_are_expanded_once(
     assert first.shards == [str(path), str(made)]
     with zipfile.ZipFile(made) as archive:
         assert len(archive.namelist()) == 12 and archive.testzip() is None
-    monkeypatch.setattr(module, "_expand", None)
+    monkeypatch.setattr(module, "_inflated", None)
     assert contents(Zip(path)) == contents(first) == contents(Zip(path, cache=False))
 
 
