@@ -38,7 +38,7 @@ ROWS = [
     _row(
         "sources fallback proof header shrink",
         "numpy PIL torch platformdirs rich",
-        "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools",
+        "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools zstandard",
     ),
     _row("lower_augmentations startup crossing bad_samples contents", "numpy torch PIL"),
     _row(
@@ -77,6 +77,8 @@ WITHIN_A_ROW = [
     ("sources.parquet", "sources.parquet_footer", "anywhere"),
     ("sources.parquet", "sources.parquet_pages", "anywhere"),
     ("sources.*", "sources.thrift", "anywhere"),
+    ("sources.*", "sources.pickled", "anywhere"),
+    ("sources.*", "sources.expanded", "anywhere"),
     ("trace.*", "trace.*", "anywhere"),
     ("cli", "cli.*", "anywhere"),
     ("cli.*", "cli.data", "anywhere"),

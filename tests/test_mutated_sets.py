@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from stoker.pack import pack
 HANDED = {
     "lmdb by mmocr": ("lmdb/mmocr_imgs.lmdb", ""),
     "mds": ("mds/plain", ""),
+    "litdata": ("litdata/bytes", ""),
+    "ffcv": ("ffcv/jpg_q90.beton", ""),
+    "idx": ("idx", "test-images-idx3-ubyte"),
+    "cifar": ("cifar/cifar-10-batches-py", ""),
     "arrow by datasets": ("arrow/hf_save_to_disk", ""),
     "parquet by datasets": ("parquet/hf_imagefolder", ""),
     "parquet, compressed": ("parquet/plain_binary.parquet", ""),
@@ -65,6 +70,15 @@ def test_packed_often(packed: Path, kind: str) -> None:
     pattern = {"lmdb": "", "folder": "labels.csv"}.get(kind, "*")
     path = packed / kind / "a.lmdb" if kind == "lmdb" else packed / kind
     run(path / "out" if kind == "folder" else path, pattern, 60, 5000)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zipped(tmp_path: Path, method: int) -> None:
+    folder = class_folder(tmp_path / "classes", 6)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as archive:
+        for path in sorted(folder.rglob("*.*")):
+            archive.write(path, path.relative_to(folder))
+    run(tmp_path / "x.zip", "", 0, 60)
 
 
 @pytest.fixture

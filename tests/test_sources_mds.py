@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import io
 import json
 import os
 import random
@@ -16,12 +19,16 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
+from PIL import Image
 
 import stoker
 from pictures import class_folder
 from stoker import cache
 from stoker.errors import SourceError, StokerWarning
+from stoker.sources import mds
 from stoker.sources.mds import MDS
+
+zstandard = pytest.importorskip("zstandard")
 
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 COLUMNS = {"id": "int16", "image": "jpeg", "label": "int", "name": "str"}
@@ -168,16 +175,154 @@ def test_hashes_that_nobody_knows_are_no_hindrance(shards: Path) -> None:
     assert len(MDS(folder)) == 24
 
 
-def test_absent_and_compressed_shards(shards: Path) -> None:
+def test_absent_shards(shards: Path) -> None:
     os.rename(shards / "shard.00001.mds", shards / "shard.00001.mds.zstd")
     with pytest.raises(SourceError, match=r"shard\.00001\.mds: No such file"):
         stoker.open(shards)
 
-    def compressed(index: Any) -> None:
-        index["shards"][1].update(zip_data={"basename": "shard.00001.mds.zstd"}, compression="zstd")
 
-    with pytest.raises(SourceError, match=r"is compressed \(zstd\): decompress it first"):
-        stoker.open(_edited(shards, compressed))
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "zstd:3": lambda data: zstandard.ZstdCompressor(3).compress(data),
+    "gz:9": gzip.compress,
+    "bz2": bz2.compress,
+    "snappy": bytes,
+}
+
+
+def compress(folder: Path, kind: str) -> Path:
+    """Replaces the shards by compressed ones."""
+
+    def edit(index: Any) -> None:
+        for shard in index["shards"]:
+            plain = folder / shard["raw_data"]["basename"]
+            data = COMPRESS[kind](plain.read_bytes())
+            packed = plain.with_name(f"{plain.name}.{kind.partition(':')[0]}")
+            packed.write_bytes(data)
+            plain.unlink()
+            hashes = {"sha256": hashlib.sha256(data).hexdigest()}
+            shard["zip_data"] = {"basename": packed.name, "bytes": len(data), "hashes": hashes}
+            shard["compression"] = kind
+
+    return _edited(folder, edit)
+
+
+@pytest.mark.parametrize("kind", ["zstd:3", "gz:9", "bz2"])
+def test_compressed_shards_are_expanded_once(
+    shards: Path, kept: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = MDS(shards)
+    wanted = [(plain.files.opened(row).read(), plain.targets[row]) for row in range(24)]
+    half = shards / "shard.00000.mds"
+    content = half.read_bytes()
+    compress(shards, kind)
+    packed = stoker.open(shards)
+    assert [(packed.files.opened(n).read(), packed.targets[n]) for n in range(24)] == wanted
+    made = list((kept / "expanded").iterdir())
+    assert sorted(map(str, made)) == sorted(packed.shards) and len(made) == 3  # type: ignore[attr-defined]
+    monkeypatch.setattr(mds, "decompress", None)
+    assert len(MDS(shards)) == 24
+    half.write_bytes(content)
+    both = MDS(shards)
+    assert both.shards[0] == str(half) and both.shards[1:] == packed.shards[1:]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_damaged_compressed_shards(shards: Path, kept: Path, kind: str) -> None:
+    compress(shards, kind)
+    (path,) = shards.glob("shard.00001*")
+    whole = path.read_bytes()
+    if kind == "snappy":
+        with pytest.raises(SourceError, match="compressed with snappy, which is not read"):
+            MDS(shards)
+        return
+    path.write_bytes(whole[:-1])
+    with pytest.raises(
+        SourceError, match=r"00001\.mds.*: has [\d,]+ bytes, and [\d,]+ in the index"
+    ):
+        MDS(shards)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0x55
+    path.write_bytes(damaged)
+    with pytest.raises(SourceError, match="its sha256 is not that of the index"):
+        MDS(shards)
+    rng = random.Random(5)
+    _edited(shards, lambda i: [s["zip_data"].update(hashes={}) for s in i["shards"]])
+    for _ in range(20):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            dataset = MDS(shards)
+        except SourceError:
+            continue
+        assert len(dataset) == 24  # a flag that does not count
+
+    def cached() -> set[Path]:
+        return set((kept / "expanded").iterdir())
+
+    # More than the index says: no byte of it stays.
+    before = cached()
+    path.write_bytes(COMPRESS[kind](bytes(1 << 25)))
+    size = path.stat().st_size
+    _edited(shards, lambda i: i["shards"][1]["zip_data"].update(bytes=size))
+    with pytest.raises(SourceError, match="the compressed data gives more than"):
+        MDS(shards)
+    assert cached() == before
+    _edited(shards, lambda i: i["shards"][1]["zip_data"].update(basename="../x"))
+    with pytest.raises(SourceError, match=r"has a shard '\.\./x', which is no name of a file"):
+        MDS(shards)
+
+
+def test_pil_columns(tmp_path: Path, samples: list[dict[str, Any]]) -> None:
+    def raw(image: Image.Image) -> bytes:
+        mode = image.mode.encode()
+        return struct.pack("<III", *image.size, len(mode)) + mode + image.tobytes()
+
+    opened = [Image.open(io.BytesIO(sample["image"])) for sample in samples]
+    images = [image.convert("L" if n % 3 else "RGB") for n, image in enumerate(opened)]
+    given = [{"image": raw(image), "label": n} for n, image in enumerate(images)]
+    columns = {"image": "pil", "label": "int"}
+    dataset = MDS(write(tmp_path / "x", given, columns))
+    for row, image in enumerate(images):
+        found, label = dataset[row]
+        assert label == row and np.array_equal(np.asarray(found), np.asarray(image.convert("RGB")))
+    given[3] = {"image": raw(Image.new("RGBA", (3, 3))), "label": 3}
+    with pytest.raises(SourceError, match="sample 3 is no PIL image of mode L or RGB, but 'RGBA'"):
+        MDS(write(tmp_path / "y", given, columns))
+    given[3] = {"image": raw(Image.new("RGB", (3, 3)))[:-1], "label": 3}
+    with pytest.raises(SourceError, match="sample 3 is no PIL image"):
+        MDS(write(tmp_path / "z", given, columns))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd:3", "gz", "bz2:9"])
+@pytest.mark.parametrize("encoding", ["jpeg", "pil", "bytes"])
+def test_what_the_streaming_package_writes(
+    tmp_path: Path, samples: list[dict[str, Any]], compression: str | None, encoding: str
+) -> None:
+    streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
+    images = [Image.open(io.BytesIO(sample["image"])).convert("RGB") for sample in samples[:9]]
+    jpegs = [tmp_path / f"{number}.jpg" for number in range(9)]
+    for image, file in zip(images, jpegs, strict=True):
+        image.save(file)
+    with streaming.MDSWriter(
+        out=str(tmp_path / "x"),
+        columns={"image": encoding, "label": "int"},
+        compression=compression,
+        hashes=["sha1", "xxh64"],
+        size_limit=100_000,
+        progress_bar=False,
+    ) as writer:
+        for number, (image, file) in enumerate(zip(images, jpegs, strict=True)):
+            value: Any = file.read_bytes() if encoding == "bytes" else image
+            with Image.open(file) as opened:
+                value = opened if encoding == "jpeg" else value
+                writer.write({"image": value, "label": number})
+    dataset = stoker.open(tmp_path / "x")
+    assert isinstance(dataset, MDS) and dataset.targets == list(range(9))
+    for row, (image, file) in enumerate(zip(images, jpegs, strict=True)):
+        with Image.open(file) as opened:
+            wanted = np.asarray(image if encoding == "pil" else opened)
+        assert np.array_equal(np.asarray(dataset[row][0]), wanted)
 
 
 def test_folders_that_are_none(tmp_path: Path, folder: Path) -> None:

@@ -389,7 +389,7 @@ def test_stars_lists_and_nothing(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b"\x1f\x8b" + bytes(600), "compressed with gzip"),
         (b"\x28\xb5\x2f\xfd" + bytes(600), "compressed with zstd"),
-        (b"PK\x03\x04" + bytes(600), "is no tar"),
+        (b"PK\x03\x04" + bytes(600), "is truncated or damaged: File is not a zip file"),
         (b"\x00\x01" * 400, "is no tar"),
     ],
 )

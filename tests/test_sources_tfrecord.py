@@ -180,7 +180,7 @@ def test_compressed_shards_are_expanded_once(
     packed.write_bytes(compress(path.read_bytes()))
     dataset = stoker.open(packed)
     assert isinstance(dataset, TFRecord) and dataset.shards == [str(packed)]
-    monkeypatch.setattr(tfrecord, "_expand", None)
+    monkeypatch.setattr(tfrecord, "inflate", None)
     again = stoker.open(packed)
     for one in (dataset, again):
         assert one.targets == plain.targets

@@ -56,10 +56,15 @@ def open(
     tar shards, as WebDataset writes them                  `stoker.sources.tar.Tar`
     an LMDB environment: its folder or file                `stoker.sources.lmdb.LMDB`
     MosaicML's MDS: the folder of its ``index.json``       `stoker.sources.mds.MDS`
+    LitData's chunks: the folder of their ``index.json``   `stoker.sources.litdata.LitData`
     TFRecord shards of ``tf.train.Example``                `stoker.sources.tfrecord.TFRecord`
     Parquet files with a column of images                  `stoker.sources.parquet.Parquet`
     Arrow files; the folder of ``save_to_disk``            `stoker.sources.arrow.Arrow`
     a ``datasets.Dataset`` of Hugging Face                 `stoker.sources.arrow.of_dataset`
+    zip archives                                           `stoker.sources.zip.Zip`
+    an FFCV file, ``.beton``                               `stoker.sources.beton.Beton`
+    idx files, MNIST's; labels are found beside            `stoker.sources.idx.IDX`
+    CIFAR batches, or the folder of the training batches   `stoker.sources.cifar.CIFAR`
     =====================================================  =========================================
 
     Args:
@@ -194,10 +199,15 @@ class _Format:
 _FORMATS = (
     _Format("an LMDB environment", "lmdb", "LMDB"),
     _Format("MDS shards", "mds", "MDS"),
+    _Format("LitData's chunks", "litdata", "LitData"),
     _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True),
     _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
     _Format("Arrow files", "arrow", "Arrow", shards=True),
     _Format("Parquet files", "parquet", "Parquet", shards=True),
+    _Format("zip archives", "zip", "Zip", shards=True),
+    _Format("an FFCV file", "beton", "Beton"),
+    _Format("an idx file", "idx", "IDX"),
+    _Format("CIFAR batches", "cifar", "CIFAR"),
     _Format("a folder of classes", "folder", "ImageFolder"),
     _Format("a COCO annotation file", "coco", "COCO"),
     _Format("a table of boxes", "boxtable", "BoxTable"),

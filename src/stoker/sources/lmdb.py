@@ -16,9 +16,11 @@ memory, so a damaged environment is an error and never a signal. Nothing is lock
 must not be written to while it is read.
 
 Values are encoded images; or pickled tuples or lists of an encoded image and a label, read without
-running anything (see ``_Unpickler``); or Caffe's ``Datum`` messages with an encoded image. Where
-keys are ``image-...``, the label is the value of ``label-...``. Keys that are all numbers count in
-the order of the numbers, others in that of their bytes.
+running anything (`stoker.sources.pickled`); or Caffe's ``Datum`` messages with an encoded image,
+or with pixels, uint8 in the planes blue, green and red, or one of gray. Pixels are written into the
+cache folder once: Note [Raw pixels] in `stoker.sources.expanded`. Where keys are ``image-...``, the
+label is the value of ``label-...``. Keys that are all numbers count in the order of the numbers,
+others in that of their bytes.
 
 Written are ``image-000000001`` and so on, ``label-000000001`` where there is a label, and
 ``num-samples``: the layout of text recognition's data sets.
@@ -26,16 +28,20 @@ Written are ``image-000000001`` and so on, ``label-000000001`` where there is a 
 
 from __future__ import annotations
 
-import io
+import math
 import os
-import pickle
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stoker.errors import SourceError
+from stoker.sources import pickled
+from stoker.sources.expanded import DamagedError, images
 from stoker.sources.protobuf import ProtobufError, fields_of
 from stoker.sources.shards import Found, Index, Sample, Sharded, Written, indexes
 from stoker.sources.shards import written as images_of
@@ -95,17 +101,24 @@ class LMDB(Sharded):
         if isinstance(label, str) and label != "auto":
             raise ValueError(f"label must be 'auto', a mapping or None, got {label!r}")
         file = file_of(os.path.expanduser(os.fspath(path)))
-        (index,), told = indexes([file], scan, "lmdb" if cache else None, damaged)
+        (index,), told = indexes([file], scan, "lmdb 2" if cache else None, damaged)
         found = Found(told=told)
+        raw: dict[int, tuple[int, int, int]] = {}
         for name, begin, length, text in index.entries():
+            shape, text = _shape(text, length)
+            if shape is not None:
+                raw[len(found.names)] = shape
             value: Any = None if text is None else text.decode(errors="replace").strip()
             if not isinstance(label, str):
                 value = None if label is None else label.get(name)
             found.add(name, 0, begin, length, value)
         if not found.names:
             raise SourceError(file, "has no image in any value")
+        shards = [file]
+        if raw:
+            shards.append(_expand(file, found, raw))
         super().__init__(
-            [file], found, classes, transform, target_transform, exif, max_pixels, max_bytes
+            shards, found, classes, transform, target_transform, exif, max_pixels, max_bytes
         )
 
 
@@ -292,8 +305,12 @@ def _image(pages: _Pages, begin: int, length: int) -> tuple[tuple[int, int] | No
 
 
 def _datum(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | None]:
-    """Caffe's Datum: data 4, label 5, encoded 7. See Caffe's src/caffe/proto/caffe.proto."""
-    span, label, encoded = None, None, False
+    """Caffe's Datum: channels 1, height 2, width 3, data 4, label 5, encoded 7.
+
+    See Caffe's src/caffe/proto/caffe.proto. The label of pixels begins with a zero byte and their
+    three dimensions.
+    """
+    span, label, encoded, dimensions = None, None, False, [0, 0, 0]
     try:
         for number, kind, start, end in fields_of(value, (0, len(value))):
             if (number, kind) == (4, 2):
@@ -302,20 +319,57 @@ def _datum(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | No
                 label = b"%d" % (start - (1 << 64) if start >= 1 << 63 else start)
             elif (number, kind) == (7, 0):
                 encoded = bool(start)
+            elif number in (1, 2, 3) and kind == 0:
+                dimensions[number - 1] = start
     except ProtobufError:
         return None, None
     if span is None:
         return None, None
     if not encoded:
-        raise _Damaged("a Datum of raw pixels, which is not supported: encode its images")
+        if dimensions[0] not in (1, 3) or not 0 < math.prod(dimensions) == span[1] - span[0]:
+            raise _Damaged("a Datum without an image of one or three channels")
+        label = b"\0%d %d %d " % tuple(dimensions) + (label or b"")
     return (begin + span[0], span[1] - span[0]), label
+
+
+def _shape(text: bytes | None, length: int) -> tuple[tuple[int, int, int] | None, bytes | None]:
+    """Channels, height and width of a Datum's pixels, if an entry's text has them; the label."""
+    parts = text[1:].split(b" ", 3) if text is not None and text[:1] == b"\0" else []
+    if len(parts) != 4 or not all(part.isdigit() and len(part) < 10 for part in parts[:3]):
+        return None, text
+    channels, height, width = map(int, parts[:3])
+    if channels not in (1, 3) or channels * height * width != length:
+        return None, text
+    return (channels, height, width), parts[3] or None
+
+
+def _expand(file: str, found: Found, raw: Mapping[int, tuple[int, int, int]]) -> str:
+    """The file of the pixels of the samples ``raw``, which then are in a second shard."""
+    rows = list(raw)
+    spans = [(found.begins[row], found.lengths[row]) for row in rows]
+
+    def read(number: int) -> NDArray[np.uint8]:
+        begin, length = spans[number]
+        with open(file, "rb") as source:
+            source.seek(begin)
+            content = source.read(length)
+        if len(content) < length:  # it has shrunk meanwhile
+            raise DamagedError(f"is truncated in the value of {found.names[rows[number]]!r}")
+        # Caffe's planes are OpenCV's: blue, green, red.
+        return np.frombuffer(content, np.uint8).reshape(raw[rows[number]])[::-1].transpose(1, 2, 0)
+
+    shapes = [(height, width, channels) for channels, height, width in raw.values()]
+    made, begins, lengths = images(file, "lmdb", shapes, read)
+    for row, begin, length in zip(rows, begins, lengths, strict=True):
+        found.shards[row], found.begins[row], found.lengths[row] = 1, begin, length
+    return made
 
 
 def _pickled(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | None]:
     """A tuple or list of encoded image and label, in any order, or an encoded image alone."""
     try:
-        found = _Unpickler(io.BytesIO(value), encoding="bytes").load()
-    except Exception as error:
+        found = pickled.load(value)
+    except pickled.PickleError as error:
         raise _Damaged(f"cannot be unpickled safely: {error}") from error
     parts = list(found) if isinstance(found, tuple | list) else [found]
     images = [bytes(p) for p in map(_encoded, parts) if p is not None and len(p) > 8]
@@ -330,74 +384,9 @@ def _pickled(value: bytes, begin: int) -> tuple[tuple[int, int] | None, bytes | 
 
 
 def _encoded(part: object) -> bytes | None:
-    if isinstance(part, _Array):
-        return part.data
+    if isinstance(part, pickled.Array):
+        return part.data if part.kind == "u1" and len(part.shape) == 1 else None
     return bytes(part) if isinstance(part, bytes | bytearray) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    """Builds bytes, numbers, texts, tuples, lists, and NumPy's arrays of bytes and integers.
-
-    For every other global it raises. What stands for NumPy's are the two classes below, so that
-    nothing of NumPy runs either.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The stand-ins; raises for whatever else is asked for."""
-        if module.removeprefix("numpy.").split(".")[0] in ("core", "_core", "numpy"):
-            if name == "scalar":
-                return _scalar
-            if name == "_reconstruct":
-                return _reconstruct
-            if name == "dtype":
-                return _Dtype
-            if name == "_frombuffer":
-                return _frombuffer
-            if name == "ndarray":
-                return _Array
-        raise pickle.UnpicklingError(f"{module}.{name} is asked for")
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Raises: nothing lies elsewhere."""
-        raise pickle.UnpicklingError("a persistent id is asked for")
-
-
-class _Dtype:
-    """Stands for `numpy.dtype`."""
-
-    def __init__(self, name: str = "", *_: Any) -> None:
-        self.name, self.big = str(name), False
-
-    def __setstate__(self, state: Any) -> None:
-        self.big = isinstance(state, tuple) and len(state) > 1 and state[1] == ">"
-
-
-class _Array:
-    """Stands for `numpy.ndarray`; ``data`` is that of a vector of bytes, else None."""
-
-    data: bytes | None = None
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, _, data = state
-        plain = isinstance(dtype, _Dtype) and dtype.name == "u1" and len(shape) == 1
-        self.data = data if plain and isinstance(data, bytes) else None
-
-
-def _reconstruct(*_: Any) -> _Array:
-    return _Array()
-
-
-def _frombuffer(data: Any, dtype: Any, shape: Any, *_: Any) -> _Array:
-    array = _Array()
-    array.__setstate__((1, shape, dtype, False, bytes(data)))
-    return array
-
-
-def _scalar(dtype: Any, data: Any = b"") -> int:
-    if not isinstance(dtype, _Dtype) or dtype.name[:1] not in ("i", "u") or len(data) > 8:
-        raise pickle.UnpicklingError("a NumPy scalar that is no integer")
-    order: Any = "big" if dtype.big else "little"
-    return int.from_bytes(data, order, signed=dtype.name[0] == "i")
 
 
 # Writing

@@ -1,4 +1,4 @@
-"""Images in MosaicML's MDS shards, uncompressed: a folder with ``index.json`` and the shards.
+"""Images in MosaicML's MDS shards: a folder with ``index.json`` and the shards.
 
 The index names the shards (``shards[i].raw_data.basename``, with ``bytes`` and ``hashes``), and the
 columns of their samples: names, encodings, sizes (null where they vary). A shard is, little-endian,
@@ -7,7 +7,9 @@ ends; a description as JSON; the samples. A sample is the sizes of its columns t
 columns. (mosaicml-streaming, base/format/mds.)
 
 A shard whose size or hash is not that of the index is refused; hashes that Python's hashlib does
-not know are not checked.
+not know are not checked. Of a compressed shard, ``compression`` names how ("zstd:3") and
+``zip_data`` the file; it is expanded into the cache folder once, if the plain one is not there.
+Columns of encoding pil are pixels: Note [PIL columns] in `stoker.sources.expanded`.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from stoker.errors import SourceError
+from stoker.sources.expanded import decompress, expand_pil, once
 from stoker.sources.shards import Found, Index, Sharded, indexes
 
-_IMAGE_ENCODINGS = ("jpeg", "png", "bytes")
+_IMAGE_ENCODINGS = ("jpeg", "png", "bytes", "pil")
 _INTEGERS = {"int": "<i8"} | {
     f"{sign}int{bits}": f"<{kind}{bits // 8}"
     for sign, kind in (("", "i"), ("u", "u"))
@@ -55,6 +58,17 @@ class _Shard:
     samples: int
     bytes: int
     hashes: dict[str, str]
+    packed: _Packed | None
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """The file of a compressed shard: its path, compression, size and hashes."""
+
+    path: str
+    compression: str
+    bytes: int
+    hashes: dict[str, str]
 
 
 class MDS(Sharded):
@@ -64,8 +78,7 @@ class MDS(Sharded):
         path: the folder of ``index.json``.
         transform: called with each image, a PIL image in mode RGB.
         target_transform: called with each label.
-        image: the column with the encoded image; left out, the first of encoding jpeg, png or
-            bytes.
+        image: the column with the image; left out, the first of encoding jpeg, png, bytes or pil.
         label: the column with the label, an integer or text; a mapping of names to labels; None for
             no labels. ``"auto"`` is the first of ``label``, ``class``, ``cls``, ``target``, if
             there is any.
@@ -78,8 +91,10 @@ class MDS(Sharded):
         cache: keep the shards' indexes between runs; see Note [Kept indexes].
 
     Raises:
-        SourceError: the index or a shard is absent, damaged or compressed, or there is no such
-            column.
+        SourceError: the index or a shard is absent or damaged, or compressed with something else
+            than zstd, gz or bz2, or there is no such column.
+        ImportError: shards are compressed with zstd, and the extra ``stoker[mds]`` is not
+            installed.
     """
 
     def __init__(
@@ -98,8 +113,8 @@ class MDS(Sharded):
         cache: bool = True,
     ) -> None:
         folder = os.path.expanduser(os.fspath(path))
-        shards = {shard.path: shard for shard in _read_index(folder)}
-        columns = next(iter(shards.values())).columns
+        described = _read_index(folder)
+        columns = described[0].columns
         images = _column(folder, columns, image, _IMAGE_ENCODINGS, "image")
         labels = None
         if isinstance(label, str):
@@ -111,8 +126,10 @@ class MDS(Sharded):
                 )
         names = next((c.name for c in columns if c.name in _NAMES and c.encoding == "str"), None)
 
+        shards = {_plain(shard): shard for shard in described}
+
         def scan(file: str) -> Index:
-            return _scan(shards[file], images, labels, names)
+            return _scan(file, shards[file], images, labels, names)
 
         what = json.dumps(["mds", images, labels, names]) if cache else None
         read, told = indexes(list(shards), scan, what, damaged)
@@ -123,8 +140,11 @@ class MDS(Sharded):
                 if not isinstance(label, str):
                     value = None if label is None else label.get(name)
                 found.add(name, number, begin, length, value)
+        paths = list(shards)
+        if any((column.name, column.encoding) == (images, "pil") for column in columns):
+            paths = expand_pil(paths, found)
         super().__init__(
-            list(shards), found, classes, transform, target_transform, exif, max_pixels, max_bytes
+            paths, found, classes, transform, target_transform, exif, max_pixels, max_bytes
         )
 
 
@@ -179,60 +199,95 @@ def _read_index(folder: str) -> list[_Shard]:
     for number, shard in enumerate(shards):
         try:
             raw = shard["raw_data"]
-            name = raw["basename"]
-            if (
-                shard["format"] != "mds"
-                or os.path.basename(name) != name
-                or name in ("", "..", ".")
-            ):
-                raise ValueError(f"has a shard {name!r} of format {shard['format']}")
+            if shard["format"] != "mds":
+                raise ValueError(f"has a shard {raw['basename']!r} of format {shard['format']}")
             columns = zip(
                 shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True
             )
             found.append(
                 _Shard(
-                    os.path.join(folder, name),
+                    _inside(folder, raw),
                     tuple(
                         _Column(str(n), str(e), None if s is None else int(s))
                         for n, e, s in columns
                     ),
                     int(shard["samples"]),
                     int(raw["bytes"]),
-                    {str(kind): str(value) for kind, value in raw["hashes"].items()},
+                    _hashes(raw),
+                    _packed(folder, shard),
                 )
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceError(path, f"shard {number}: {error}") from error
         if any(column.size is not None and column.size < 0 for column in found[-1].columns):
             raise SourceError(path, f"shard {number}: a column has a negative size")
-        if shard.get("zip_data") and not os.path.exists(found[-1].path):
-            raise SourceError(
-                found[-1].path, f"is compressed ({shard.get('compression')}): decompress it first"
-            )
     if any(shard.columns != found[0].columns for shard in found):
         raise SourceError(path, "its shards have different columns")
     return found
 
 
-def _scan(shard: _Shard, image: str, label: str | None, name: str | None) -> Index:
+def _inside(folder: str, part: Mapping[str, Any]) -> str:
+    """The path of a file that the index names, which lies in its folder."""
+    name = part["basename"]
+    if os.path.basename(name) != name or name in ("", "..", "."):
+        raise ValueError(f"has a shard {name!r}, which is no name of a file")
+    return os.path.join(folder, name)
+
+
+def _hashes(part: Mapping[str, Any]) -> dict[str, str]:
+    return {str(kind): str(value) for kind, value in part["hashes"].items()}
+
+
+def _packed(folder: str, shard: Mapping[str, Any]) -> _Packed | None:
+    part = shard.get("zip_data")
+    if not part:
+        return None
+    compression = str(shard["compression"]).partition(":")[0]
+    return _Packed(_inside(folder, part), compression, int(part["bytes"]), _hashes(part))
+
+
+def _plain(shard: _Shard) -> str:
+    """The path of a shard or, where there is only a compressed one, of what it was expanded to."""
+    packed = shard.packed
+    if packed is None or os.path.exists(shard.path):
+        return shard.path
+    try:
+        with open(packed.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != packed.bytes:
+                raise SourceError(
+                    packed.path, f"has {size:,} bytes, and {packed.bytes:,} in the index"
+                )
+
+            def expand(out: BinaryIO) -> None:
+                _check(file, packed.path, packed.hashes)
+                file.seek(0)
+                decompress(packed.compression, file, out, shard.bytes)
+
+            return once(packed.path, "", expand, shard.bytes)
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise SourceError(packed.path, error.strerror or str(error)) from error
+
+
+def _scan(path: str, shard: _Shard, image: str, label: str | None, name: str | None) -> Index:
     """Reads a shard; see `shards.Index`: the text of an entry is its label."""
     index, damage = Index(), list[str]()
     try:
-        with open(shard.path, "rb") as file:
+        with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != shard.bytes:
-                raise SourceError(
-                    shard.path, f"has {size:,} bytes, and {shard.bytes:,} in the index"
-                )
-            _check(file, shard)
+                raise SourceError(path, f"has {size:,} bytes, and {shard.bytes:,} in the index")
+            _check(file, path, shard.hashes)
             file.seek(0)
             head = file.read(4 * (shard.samples + 2))
             if len(head) < 4 * (shard.samples + 2):
-                raise SourceError(shard.path, "is shorter than its samples' places")
+                raise SourceError(path, "is shorter than its samples' places")
             count, *places = np.frombuffer(head, "<u4").tolist()
             if count != shard.samples:
                 raise SourceError(
-                    shard.path, f"has {count:,} samples, and {shard.samples:,} in the index"
+                    path, f"has {count:,} samples, and {shard.samples:,} in the index"
                 )
             for number in range(count):
                 begin, end = places[number], places[number + 1]
@@ -256,17 +311,17 @@ def _scan(shard: _Shard, image: str, label: str | None, name: str | None) -> Ind
     except OSError as error:
         if isinstance(error, SourceError):
             raise
-        raise SourceError(shard.path, error.strerror or str(error)) from error
+        raise SourceError(path, error.strerror or str(error)) from error
     index.damage = "; ".join(damage[:3]) + "; ..." * (len(damage) > 3)
     return index
 
 
-def _check(file: Any, shard: _Shard) -> None:
-    for kind, wanted in shard.hashes.items():
+def _check(file: Any, path: str, hashes: Mapping[str, str]) -> None:
+    for kind, wanted in hashes.items():
         if kind in hashlib.algorithms_guaranteed and not kind.startswith("shake"):
             file.seek(0)
             if hashlib.file_digest(file, kind).hexdigest() != wanted:
-                raise SourceError(shard.path, f"its {kind} is not that of the index")
+                raise SourceError(path, f"its {kind} is not that of the index")
 
 
 def _spans(

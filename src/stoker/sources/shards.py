@@ -38,6 +38,7 @@ WRITTEN_SUFFIXES = (*IMAGE_EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif")
 """What the name of an image in a shard ends with."""
 
 _MAGICS = {b"\xff\xd8": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp", b"II*": ".tif"}
+_PIXELS = {b"P5\n": ".pgm", b"P6\n": ".ppm"}
 _MAGIC = b"stoker index 1"
 _HEAD = struct.Struct("<5q")
 _DIGEST_BYTES = 16
@@ -165,6 +166,8 @@ class Sample:
     def suffix(self) -> str:
         """That of its format: by its name or else, by its content, of the usual ones."""
         suffix = os.path.splitext(self.name)[1].lower()
+        if self.content[:3] in _PIXELS:  # of which the name says what they were before
+            return _PIXELS[self.content[:3]]
         if suffix in WRITTEN_SUFFIXES:
             return suffix
         head = self.content[:12]

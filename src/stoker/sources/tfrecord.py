@@ -15,7 +15,6 @@ Shards compressed with GZIP or ZLIB are expanded into the cache folder, once.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import struct
@@ -24,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from stoker import cache as kept
 from stoker.errors import SourceError
+from stoker.sources.expanded import inflate, once
 from stoker.sources.protobuf import ProtobufError, Span, field, fields_of, messages_of, varint
 from stoker.sources.shards import (
     Found,
@@ -44,7 +43,6 @@ _NAME_FEATURES = ("image/filename", "filename", "file_name", "image/source_id")
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
-_CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 
 Label = str | Mapping[str, Any] | None
@@ -177,39 +175,18 @@ def _is_compressed(head: bytes) -> bool:
 def _plain(path: str) -> str:
     """The path of the shard or, of a compressed one, of what it was expanded to."""
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise SourceError(path, "is no file")
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
             if not _is_compressed(head) or not recognises(path, head):
                 return path
-            state = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}"
-            digest = hashlib.blake2b(os.fsencode(state), digest_size=16).hexdigest()
-            name = f"expanded/{digest}-{os.path.basename(path)}"
             file.seek(0)
-            return str(kept.file(name, lambda out: _expand(file, out)))
-    except (OSError, zlib.error) as error:
+            return once(path, "", lambda out: inflate(file, out))
+    except OSError as error:
         if isinstance(error, SourceError):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
-        where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-        raise SourceError(path, f"{reason}{where}") from error
-
-
-def _expand(file: BinaryIO, out: BinaryIO) -> None:
-    """Writes the expanded content of ``file``."""
-    # A GZIP file may be several, one after the other.
-    unused = file.read(_CHUNK_BYTES)
-    while unused:
-        stream = zlib.decompressobj(47)
-        while not stream.eof:
-            data = stream.unconsumed_tail or unused or file.read(_CHUNK_BYTES)
-            unused = b""
-            if not data:
-                raise zlib.error("the compressed data is truncated")
-            out.write(stream.decompress(data, _CHUNK_BYTES))
-        unused = stream.unused_data or file.read(_CHUNK_BYTES)
+        raise SourceError(path, error.strerror or str(error)) from error
 
 
 # Records
