@@ -636,8 +636,44 @@ def test_open_tells_formats_by_their_content(folder: Path, tmp_path: Path, shard
     assert type(stoker.open(tmp_path / "labels.txt")) is Tar
 
 
+def test_indexes_beside_their_shards(
+    tmp_path: Path, shards: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = stoker.open(shards, cache=False)
+    made = stoker.open(shards, cache="beside")
+    hidden = sorted(path.name for path in tmp_path.glob(".*.stoker"))
+    assert [name.rsplit(".", 2)[0] for name in hidden] == [f".train-{i:03}.tar" for i in range(4)]
+    assert not kept.exists()
+    monkeypatch.setattr(tar, "_members", None)  # nothing is read anew
+    for how in ("beside", True):  # another machine, that has nothing in its cache
+        found = stoker.open(f"{tmp_path}/train-*", cache=how)
+        for dataset in (made, found):
+            extents, others = dataset.files.extents, expected.files.extents
+            assert extents is not None and others is not None and extents.same_as(others)
+            assert dataset.targets == expected.targets
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="cache must be"):
+        Tar(shards, cache="elsewhere")  # type: ignore[arg-type]
+
+
+def test_an_index_beside_that_is_not_right(tmp_path: Path, shards: str) -> None:
+    expected = stoker.open(shards, cache="beside").targets
+    for path in tmp_path.glob(".*.stoker"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert stoker.open(shards, cache="beside").targets == expected
+    first, second = (tmp_path / f"train-{i:03}.tar" for i in (0, 1))
+    content = second.read_bytes()
+    first.write_bytes(content)
+    assert len(stoker.open(str(first), cache="beside")) == 10
+    assert stoker.open(str(first), cache="beside").targets == stoker.open(str(second)).targets
+
+
 def test_open_refuses_what_says_nothing_to_a_format(folder: Path, shards: str) -> None:
     with pytest.raises(ValueError, match="label='txt' says nothing to a folder of classes"):
         stoker.open(folder, label="txt")
+    with pytest.raises(ValueError, match="a folder is no shard"):
+        stoker.open(folder, cache="beside")
     with pytest.raises(ValueError, match=r"root=.* says nothing to tar shards"):
         stoker.open(shards, root=folder)

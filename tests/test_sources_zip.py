@@ -243,6 +243,24 @@ def test_deflated_members_are_checked(tmp_path: Path, what: str) -> None:
             assert list(Zip(path, damaged="skip").names) == ["0.jpg", "1.jpg", "3.jpg", "4.jpg"]
 
 
+def test_stored_members_are_checked_on_request(tmp_path: Path, folder: Path) -> None:
+    path = pack(tmp_path / "a.zip", folder)
+    assert len(Zip(path, checksums=True)) == 24
+    whole = Zip(path)
+    extents = whole.files.extents
+    assert extents is not None
+    data = bytearray(path.read_bytes())
+    data[int(extents.begin[5] + extents.length[5] // 2)] ^= 1
+    path.write_bytes(data)
+    assert len(Zip(path)) == 24
+    with pytest.raises(SourceError, match="has a wrong CRC"):
+        Zip(path, checksums=True)
+    with pytest.warns(StokerWarning, match="left out"):
+        checked = Zip(path, checksums=True, damaged="skip")
+    lost = whole.files.name(5)
+    assert list(checked.names) == [name for name in whole.names if name != lost]
+
+
 def test_bombs(tmp_path: Path, kept: Path) -> None:
     """Members that grow out of proportion, that say less than they are, and that overlap."""
     path = tmp_path / "x"

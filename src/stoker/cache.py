@@ -24,7 +24,7 @@ _warned = False
 
 
 def place(name: str) -> Path:
-    """Where ``name``, which may hold slashes, is kept."""
+    """Where ``name``, which may hold slashes, is kept; a path from the root on is that place."""
     return platformdirs.user_cache_path("stoker", appauthor=False) / name
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,6 +44,7 @@ def open(
     exif: bool = False,
     max_pixels: int | None = None,
     max_bytes: int | None = None,
+    cache: bool | Literal["beside"] = True,
 ) -> Images:
     """The map-style dataset of the images at ``path``; its content says in which format they are.
 
@@ -88,6 +89,8 @@ def open(
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
+        cache: keep what a listing or an index took to make: in the user's cache folder, or of
+            shards ``"beside"`` them, where all machines that see them find it.
 
     Raises:
         SourceError: it cannot be read.
@@ -107,6 +110,7 @@ def open(
         "exif": (exif, False),
         "max_pixels": (max_pixels, None),
         "max_bytes": (max_bytes, None),
+        "cache": (cache, True),
     }
     given = {
         name: value
@@ -143,9 +147,10 @@ def open_whole(
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if label != "auto":
         given["label"] = label
-    return _opened(path, None, None, given, _LENIENT | ({"cache": False} if anew else {}))
+    return _opened(path, None, None, given, _LENIENT | (_ANEW if anew else {}))
 
 
+_ANEW = {"cache": False, "checksums": True}
 _LENIENT = {"damaged": "skip", "missing": "skip", "allow_empty": True}
 
 

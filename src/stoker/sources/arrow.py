@@ -29,7 +29,7 @@ from stoker import cache as kept
 from stoker.errors import SourceError
 from stoker.sources import columns as cols
 from stoker.sources.columns import Columns, Gathered, Label, Names, Rows
-from stoker.sources.shards import Index, Sharded, paths_of
+from stoker.sources.shards import Cache, Index, Sharded, paths_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -62,7 +62,8 @@ class Arrow(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the shards' indexes between runs; see Note [Kept indexes].
+        cache: keep the shards' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
 
     Raises:
         SourceError: a file is absent, no Arrow file, or damaged, or has no such column.
@@ -83,7 +84,7 @@ class Arrow(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         given, features = _paths(shards)
         columns = _columns(given[0], features, image, label)
@@ -92,8 +93,8 @@ class Arrow(Sharded):
             its = columns if path == given[0] else _columns(path, features, image, label)
             return _scan(path, columns, its)
 
-        wanted = json.dumps(["arrow", *map(str, vars(columns).values())]) if cache else None
-        found = cols.gathered(given, columns, scan, wanted, label, classes, damaged, root)
+        wanted = json.dumps(["arrow", *map(str, vars(columns).values())])
+        found = cols.gathered(given, columns, scan, wanted, label, classes, damaged, root, cache)
         super().__init__(
             found.files,
             found.found,

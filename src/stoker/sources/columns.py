@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from stoker import cache as kept
 from stoker.errors import SourceError
-from stoker.sources.shards import Found, Index, Written, indexes
+from stoker.sources.shards import Cache, Found, Index, Written, indexes
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Begin and length of each value; begin is -1 where there is none."""
@@ -434,11 +434,12 @@ def gathered(
     paths: list[str],
     columns: Columns,
     scan: Callable[[str], Index],
-    wanted: str | None,
+    wanted: str,
     label: Label,
     classes: Sequence[str] | None,
     damaged: str,
     root: str | os.PathLike[str] | None,
+    cache: Cache,
 ) -> Gathered:
     """The samples of shards.
 
@@ -451,11 +452,12 @@ def gathered(
         classes: as `stoker.open` takes them.
         damaged: "raise", or "skip" to warn of what is damaged.
         root: the folder that paths in the shards are relative to; None: that of each shard.
+        cache: see `shards.indexes`.
 
     Raises:
         SourceError: a shard cannot be read, or is damaged.
     """
-    read, told = indexes(paths, scan, wanted, damaged)
+    read, told = indexes(paths, scan, wanted, damaged, cache)
     found = Gathered(paths, columns, label, classes)
     found.found.told += told
     for number, (path, index) in enumerate(zip(paths, read, strict=True)):

@@ -78,6 +78,8 @@ class ImageFolder(Images):
         max_bytes: int | None = None,
         cache: bool = True,
     ) -> None:
+        if not isinstance(cache, bool):
+            raise ValueError(f"cache must be True or False, as a folder is no shard, got {cache!r}")
         self.root = os.path.expanduser(os.fspath(root))
         self.extensions = extensions
         listing, told = _list(self.root, tuple(extensions), cache)

@@ -30,7 +30,7 @@ import numpy as np
 
 from stoker.errors import SourceError
 from stoker.sources.expanded import decompress, expand_pil, once
-from stoker.sources.shards import Found, Index, Sharded, indexes
+from stoker.sources.shards import Cache, Found, Index, Sharded, indexes
 
 _IMAGE_FORMATS = ("jpeg", "image", "bytes", "tifffile", "pil")
 _LABEL_FORMATS = ("int", "str", "bool")
@@ -79,7 +79,8 @@ class LitData(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the chunks' indexes between runs; see Note [Kept indexes].
+        cache: keep the chunks' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
 
     Raises:
         SourceError: the index or a chunk is absent or damaged, of another layout, or there is no
@@ -101,7 +102,7 @@ class LitData(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         folder = os.path.expanduser(os.fspath(path))
         chunks, config = _read_index(folder)
@@ -116,8 +117,8 @@ class LitData(Sharded):
         def scan(file: str) -> Index:
             return _scan(file, counts[file], leaves, wanted)
 
-        what = json.dumps(["litdata", repr(leaves), repr(wanted)]) if cache else None
-        read, told = indexes(list(counts), scan, what, damaged)
+        what = json.dumps(["litdata", repr(leaves), repr(wanted)])
+        read, told = indexes(list(counts), scan, what, damaged, cache)
         found, before = Found(told=told), 0
         for number, (index, count) in enumerate(zip(read, counts.values(), strict=True)):
             for name, begin, length, text in index.entries():

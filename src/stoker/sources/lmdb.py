@@ -43,7 +43,7 @@ from stoker.errors import SourceError
 from stoker.sources import pickled
 from stoker.sources.expanded import DamagedError, images
 from stoker.sources.protobuf import ProtobufError, fields_of
-from stoker.sources.shards import Found, Index, Sample, Sharded, Written, indexes
+from stoker.sources.shards import Cache, Found, Index, Sample, Sharded, Written, indexes
 from stoker.sources.shards import written as images_of
 
 _PAGE = struct.Struct("<QHHHH")
@@ -78,7 +78,7 @@ class LMDB(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the index between runs; see Note [Kept indexes].
+        cache: keep the index between runs, ``"beside"`` it if asked; see Note [Kept indexes].
 
     Raises:
         SourceError: it is absent, no LMDB environment, truncated, or has no images.
@@ -96,12 +96,12 @@ class LMDB(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         if isinstance(label, str) and label != "auto":
             raise ValueError(f"label must be 'auto', a mapping or None, got {label!r}")
         file = file_of(os.path.expanduser(os.fspath(path)))
-        (index,), told = indexes([file], scan, "lmdb 2" if cache else None, damaged)
+        (index,), told = indexes([file], scan, "lmdb 2", damaged, cache)
         found = Found(told=told)
         raw: dict[int, tuple[int, int, int]] = {}
         for name, begin, length, text in index.entries():

@@ -26,7 +26,7 @@ import numpy as np
 
 from stoker.errors import SourceError
 from stoker.sources.expanded import decompress, expand_pil, once
-from stoker.sources.shards import Found, Index, Sharded, indexes
+from stoker.sources.shards import Cache, Found, Index, Sharded, indexes
 
 _IMAGE_ENCODINGS = ("jpeg", "png", "bytes", "pil")
 _INTEGERS = {"int": "<i8"} | {
@@ -88,7 +88,8 @@ class MDS(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the shards' indexes between runs; see Note [Kept indexes].
+        cache: keep the shards' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
 
     Raises:
         SourceError: the index or a shard is absent or damaged, or compressed with something else
@@ -110,7 +111,7 @@ class MDS(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         folder = os.path.expanduser(os.fspath(path))
         described = _read_index(folder)
@@ -131,8 +132,8 @@ class MDS(Sharded):
         def scan(file: str) -> Index:
             return _scan(file, shards[file], images, labels, names)
 
-        what = json.dumps(["mds", images, labels, names]) if cache else None
-        read, told = indexes(list(shards), scan, what, damaged)
+        what = json.dumps(["mds", images, labels, names])
+        read, told = indexes(list(shards), scan, what, damaged, cache)
         found = Found(told=told)
         for number, index in enumerate(read):
             for name, begin, length, text in index.entries():

@@ -25,7 +25,7 @@ from stoker.sources import columns as cols
 from stoker.sources.columns import Columns, Label, Names, Rows
 from stoker.sources.parquet_footer import Group, groups
 from stoker.sources.parquet_pages import OddPagesError, Spans, check, spans
-from stoker.sources.shards import Index, Sample, Sharded, Written, paths_of
+from stoker.sources.shards import Cache, Index, Sample, Sharded, Written, paths_of
 
 _MAGICS = (b"PAR1", b"PARE")
 _SPLIT = re.compile(r"(train|valid|val|dev|test|eval)(?:ing|idation|uation)?(?![a-zA-Z])")
@@ -60,7 +60,8 @@ class Parquet(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the shards' indexes between runs; see Note [Kept indexes].
+        cache: keep the shards' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
 
     Raises:
         SourceError: a file is absent, no Parquet, or damaged, or has no such column.
@@ -81,7 +82,7 @@ class Parquet(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         given = _paths(shards)
         columns = _columns(given[0], image, label)
@@ -90,8 +91,8 @@ class Parquet(Sharded):
             its = columns if path == given[0] else _columns(path, image, label)
             return _scan(path, columns, its)
 
-        wanted = json.dumps(["parquet", *map(str, vars(columns).values())]) if cache else None
-        found = cols.gathered(given, columns, scan, wanted, label, classes, damaged, root)
+        wanted = json.dumps(["parquet", *map(str, vars(columns).values())])
+        found = cols.gathered(given, columns, scan, wanted, label, classes, damaged, root, cache)
         super().__init__(
             found.files,
             found.found,

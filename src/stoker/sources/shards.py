@@ -2,7 +2,8 @@
 
 Note [Kept indexes]
     What is in a shard is kept in the cache folder, under a hash of the shard's path and of what was
-    looked for, and serves as long as the shard has its size and time of change. It isn't kept when
+    looked for, or on request beside the shard, in a hidden file; it is looked for in both places.
+    It serves as long as the shard has its size and time of change. It isn't kept when
     something is damaged, nor when the shard was changed in the two seconds before, as a further
     change could leave the time as it is. On disk it is, little-endian: ``_MAGIC``; int64 size and
     time of the shard in ns, number of entries, bytes of names, bytes of texts; where each entry
@@ -25,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -321,24 +322,31 @@ class Index:
             yield os.fsdecode(bytes(self.names[start:end])), begin, length, text
 
 
+Cache = bool | Literal["beside"]
+"""Whether indexes are kept: in the cache folder, or beside their shards."""
+
+
 def indexes(
-    paths: list[str], scan: Callable[[str], Index], wanted: str | None, damaged: str
+    paths: list[str], scan: Callable[[str], Index], wanted: str, damaged: str, cache: Cache
 ) -> tuple[list[Index], list[str]]:
     """What is in each shard, read in threads, with progress; and warnings about it.
 
     Args:
         paths: the shards.
         scan: reads one.
-        wanted: what ``scan`` looks for, as part of the kept index's name; None keeps nothing.
+        wanted: what ``scan`` looks for, as part of the kept index's name.
         damaged: "raise", or "skip" to warn of what is damaged.
+        cache: keep them.
 
     Raises:
         SourceError: a shard cannot be read, or is damaged.
     """
     if damaged not in ("raise", "skip"):
         raise ValueError(f"damaged must be 'raise' or 'skip', got {damaged!r}")
+    if cache not in (True, False, "beside"):
+        raise ValueError(f"cache must be True, False or 'beside', got {cache!r}")
     with ThreadPoolExecutor(_THREADS, "stoker-indexing") as pool:
-        jobs = [pool.submit(_index, path, scan, wanted) for path in paths]
+        jobs = [pool.submit(_index, path, scan, wanted, cache) for path in paths]
         try:
             _show_progress(jobs)
             found = [job.result() for job in jobs]
@@ -385,24 +393,31 @@ def _show_progress(jobs: list[Future[Index]]) -> None:
 # Keeping
 
 
-def _index(path: str, scan: Callable[[str], Index], wanted: str | None) -> Index:
-    """The index of a shard, from the cache if that is still right."""
-    if wanted is None:
+def _index(path: str, scan: Callable[[str], Index], wanted: str, cache: Cache) -> Index:
+    """The index of a shard, from where it is kept if that is still right."""
+    if not cache:
         return scan(path)
-    identity = f"{os.path.abspath(path)}\0{wanted}"
-    name = f"shards/{hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()}"
+    absolute = os.path.abspath(path)
+    folder, name = os.path.split(absolute)
+    beside = os.path.join(folder, f".{name}.{_hashed(wanted)[:8]}.stoker")
+    central = "shards/" + _hashed(f"{absolute}\0{wanted}")
     try:
         before = os.stat(path)
     except OSError as error:
         raise SourceError(path, error.strerror or str(error)) from error
     state = before.st_size, before.st_mtime_ns
-    if (data := kept.load(name)) is not None and (index := _unpacked(data, state)) is not None:
-        return index
+    for place in (beside,) if cache == "beside" else (central, beside):
+        if (data := kept.load(place)) is not None and (index := _unpacked(data, state)) is not None:
+            return index
     settled = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
     index = scan(path)
     if not index.damage and before.st_mtime_ns < settled:
-        kept.store(name, _packed(index, state))
+        kept.store(beside if cache == "beside" else central, _packed(index, state))
     return index
+
+
+def _hashed(text: str) -> str:
+    return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
 
 def _packed(index: Index, state: tuple[int, int]) -> list[bytes]:

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 from stoker.errors import SourceError
 from stoker.sources.shards import (
     WRITTEN_SUFFIXES,
+    Cache,
     Found,
     Index,
     Sample,
@@ -74,7 +75,8 @@ class Tar(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the shards' indexes between runs; see Note [Kept indexes].
+        cache: keep the shards' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
 
     Attributes:
         shards: the shards' paths.
@@ -99,10 +101,10 @@ class Tar(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         paths = paths_of(shards)
-        found, told = indexes(paths, scan, "tar" if cache else None, damaged)
+        found, told = indexes(paths, scan, "tar", damaged, cache)
         samples = _Samples(image, label)
         for number, (path, index) in enumerate(zip(paths, found, strict=True)):
             samples.add(number, path, index)

@@ -27,6 +27,7 @@ from stoker.errors import SourceError
 from stoker.sources.expanded import inflate, once
 from stoker.sources.protobuf import ProtobufError, Span, field, fields_of, messages_of, varint
 from stoker.sources.shards import (
+    Cache,
     Found,
     Index,
     Sample,
@@ -66,7 +67,8 @@ class TFRecord(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the shards' indexes between runs; see Note [Kept indexes].
+        cache: keep the shards' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
 
     Raises:
         SourceError: a shard is absent, no TFRecord, or damaged; a record has no image.
@@ -87,7 +89,7 @@ class TFRecord(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
     ) -> None:
         crc32c = _crc32c()
         given = paths_of(shards)
@@ -100,8 +102,8 @@ class TFRecord(Sharded):
         def scan(path: str) -> Index:
             return _scan(path, images, labels, crc32c)
 
-        wanted = "\0".join(["tfrecord", *images, "", *labels]) if cache else None
-        read, told = indexes(paths, scan, wanted, damaged)
+        wanted = "\0".join(["tfrecord", *images, "", *labels])
+        read, told = indexes(paths, scan, wanted, damaged, cache)
         found = Found(told=told)
         for number, index in enumerate(read):
             for name, begin, length, text in index.entries():

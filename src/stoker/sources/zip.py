@@ -23,7 +23,16 @@ from typing import Any, BinaryIO
 
 from stoker.errors import SourceError
 from stoker.sources.expanded import once
-from stoker.sources.shards import WRITTEN_SUFFIXES, Found, Index, Sharded, indexes, paths_of, some
+from stoker.sources.shards import (
+    WRITTEN_SUFFIXES,
+    Cache,
+    Found,
+    Index,
+    Sharded,
+    indexes,
+    paths_of,
+    some,
+)
 
 _HEADER = struct.Struct("<4s22xHH")
 _SIGNATURE = b"PK\3\4"
@@ -31,6 +40,7 @@ _SIGNATURES = (_SIGNATURE, b"PK\5\6", b"PK\7\x08")
 _DEFLATED = struct.Struct("<QI")
 _ENCRYPTED, _UTF_8 = 1, 1 << 11
 _LARGEST_BYTES = 1 << 30
+_PIECE_BYTES = 1 << 20
 _MOST_GROWTH = 100
 _BAD = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
 
@@ -56,7 +66,9 @@ class Zip(Sharded):
         exif: turn images as their EXIF orientation says.
         max_pixels: an image of more raises DecodeError instead of being decoded.
         max_bytes: an image of more raises DecodeError instead of being read.
-        cache: keep the archives' indexes between runs; see Note [Kept indexes].
+        cache: keep the archives' indexes between runs, ``"beside"`` them if asked; see Note [Kept
+            indexes].
+        checksums: compare all members with their CRCs, which reads everything.
 
     Raises:
         SourceError: an archive is absent, damaged, encrypted, grows out of proportion, or has no
@@ -75,13 +87,14 @@ class Zip(Sharded):
         exif: bool = False,
         max_pixels: int | None = None,
         max_bytes: int | None = None,
-        cache: bool = True,
+        cache: Cache = True,
+        checksums: bool = False,
     ) -> None:
         if isinstance(label, str) and label not in ("auto", "folder"):
             raise ValueError(f"label must be 'auto', 'folder', a mapping or None, got {label!r}")
         given = paths_of(shards)
-        wanted = "zip" if cache else None
-        read, told = indexes(given, scan, wanted, damaged)
+        judge = _scan_checked if checksums else scan
+        read, told = indexes(given, judge, "zip", damaged, cache and not checksums)
         paths = list(given)
         found = Found(told=told)
         folders: list[str] = []
@@ -95,7 +108,7 @@ class Zip(Sharded):
                     deflated.append((name, begin, length, *_DEFLATED.unpack(text)))
             if deflated:
                 made = once(path, "zip", partial(_expand, path, deflated))
-                ((inside,), _) = indexes([made], scan, wanted, "raise")
+                ((inside,), _) = indexes([made], scan, "zip", "raise", bool(cache))
                 entries = list(inside.entries())
                 lost = sorted({name for name, *_ in deflated} - {name for name, *_ in entries})
                 if lost:
@@ -143,7 +156,12 @@ def _is_image(name: str) -> bool:
     )
 
 
-def scan(path: str) -> Index:
+def _scan_checked(path: str) -> Index:
+    """As ``scan``, with the CRCs of members that are stored."""
+    return scan(path, checksums=True)
+
+
+def scan(path: str, checksums: bool = False) -> Index:
     """Reads the directory of an archive; see `shards.Index`: entries are images.
 
     The text of one that is deflated is its size and CRC, uint64 and uint32, and its bytes are the
@@ -165,6 +183,8 @@ def scan(path: str) -> Index:
                     continue
                 try:
                     begin = _begin(file.fileno(), info, size)
+                    if checksums and info.compress_type == zipfile.ZIP_STORED:
+                        _check(file.fileno(), begin, info)
                 except _Damaged as reason:
                     damage.append(f"{name!r} {reason}")
                     continue
@@ -226,6 +246,16 @@ def _begin(fd: int, info: zipfile.ZipInfo, size: int) -> int:
     if begin + info.compress_size > size:
         raise _Damaged("lies outside")
     return begin
+
+
+def _check(fd: int, begin: int, info: zipfile.ZipInfo) -> None:
+    """Compares a stored member with its CRC."""
+    crc = 0
+    for at in range(begin, begin + info.compress_size, _PIECE_BYTES):
+        piece = os.pread(fd, min(_PIECE_BYTES, begin + info.compress_size - at), at)
+        crc = zlib.crc32(piece, crc)
+    if crc != info.CRC:
+        raise _Damaged("has a wrong CRC")
 
 
 def _expand(path: str, members: list[tuple[str, int, int, int, int]], out: BinaryIO) -> None:
