@@ -24,7 +24,7 @@ from torchvision import transforms as T
 import stoker
 from pictures import KINDS, class_folder
 from stoker.engine import Batch, Session, pool_threads
-from stoker.samplers import OrderedRandomSampler
+from stoker.samplers import OrderedRandomSampler, ShardedSampler
 from tracing import canonical
 
 TRAIN = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
@@ -181,7 +181,7 @@ def distributed(strategy: Any) -> Any:
 
 def kept(loader: stoker.DataLoader[Any]) -> dict[str, Any]:
     """What a rebuilt loader must have kept."""
-    names = ["dataset", "num_workers", "seed", "randomness", "on_error", "tier", "strict"]
+    names = ["dataset", "num_workers", "seed", "randomness", "on_error", "tier", "strict", "shard"]
     names += ["timeout", "collate_fn", "generator", "persistent_workers", "prefetch_factor"]
     return {name: getattr(loader, name) for name in names}
 
@@ -252,6 +252,24 @@ def test_lightning_injects_its_distributed_sampler(dataset: Any, served: Served)
     for number in range(2):
         assert same_batches(model.epochs[number], epoch(expected, number))
     assert not same_batches(model.epochs[0], model.epochs[1])
+
+
+@quiet
+@pytest.mark.usefixtures("one_process_group")
+def test_lightning_leaves_a_sharded_loader_as_it_is(dataset: Any, served: Served) -> None:
+    from lightning.pytorch.strategies import DDPStrategy
+
+    loader = stoker.DataLoader(dataset, BATCH, shuffle=True, shard=True, num_workers=2)
+    model = Classifier()
+    strategy = distributed(DDPStrategy(process_group_backend="gloo"))
+    runner = trainer(max_epochs=2, strategy=strategy, use_distributed_sampler=True)
+    runner.fit(model, loader)
+    assert runner.train_dataloader is loader
+    assert type(loader.sampler) is ShardedSampler
+    for number in range(2):
+        expected = stoker.DataLoader(dataset, BATCH, shuffle=True, shard=True, num_workers=2)
+        assert same_batches(model.epochs[number], epoch(expected, number))
+    assert served.natively(SAMPLES)
 
 
 @quiet
@@ -668,6 +686,8 @@ def parameters(loader: stoker.DataLoader[Any]) -> dict[str, Any]:
         {"shuffle": False, "num_workers": 2, "prefetch_factor": 3, "persistent_workers": True},
         {"order": "full", "num_workers": 1},
         {"order": "none", "drop_last": True},
+        {"shard": True, "uneven": "drop", "shuffle": True},
+        {"shard": True, "uneven": "exact"},
         {"sampler": SequentialSampler(range(SAMPLES))},
         {"randomness": "torch", "num_workers": 0},
         {"tier": "stock", "on_error": "skip", "timeout": 30, "num_workers": 1},
@@ -689,7 +709,7 @@ def test_a_loader_is_rebuilt_from_its_attributes(
             assert getattr(again, name) == value, name
     assert type(again.batch_sampler) is type(loader.batch_sampler)
     assert again.explain() == loader.explain()
-    if loader.collate_fn is torch.utils.data.default_collate:
+    if loader.collate_fn is torch.utils.data.default_collate and loader.uneven != "exact":
         torch.manual_seed(0)
         before = epoch(loader, 0)
         torch.manual_seed(0)

@@ -34,7 +34,7 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 ROWS = [
     _row("_native errors augmentations"),
     _row("plan order stats cache machine genuine", "numpy platformdirs"),
-    _row("storage engine slots draws stock fields collate", "numpy torch PIL", "fsspec"),
+    _row("storage engine slots draws stock fields collate state", "numpy torch PIL", "fsspec"),
     _row(
         "sources fallback proof header shrink",
         "numpy PIL torch platformdirs rich",
@@ -47,7 +47,8 @@ ROWS = [
         "torchvision timm",
     ),
     _row("iterate tiers", "numpy torch PIL"),
-    _row("loader", "numpy torch"),
+    _row("epochs", "torch"),
+    _row("loader prepared", "numpy torch"),
     _row(
         "patching diagnose tune pack info verify doctor metrics",
         "numpy torch PIL",

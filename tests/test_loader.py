@@ -714,7 +714,7 @@ def test_garbage_may_be_collected_in_a_decoding_thread(
 
     fallback.decode = decode_and_collect
     iterator: Any = iter(loader)
-    iterator._start(2)
+    iterator.source._start(2)
     cycle = [iterator, loader if whole else None]
     cycle.append(cycle)
     gc.disable()

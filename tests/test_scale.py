@@ -90,7 +90,7 @@ batches = [peak(lambda: next(iterator)) for _ in range(8)]
 report["batch"] = max(peaked for _, peaked in batches)
 report["labels"] = [int(labels.sum()) >= 0 and len(labels) for (_, labels), _ in batches]
 _, report["explain"] = peak(loader.explain)
-_, report["location"] = peak(lambda: iterator.feed.rows.location(len(dataset) - 1))
+_, report["location"] = peak(lambda: iterator.source.feed.rows.location(len(dataset) - 1))
 tracemalloc.stop()
 
 def cost(task, rounds=5):

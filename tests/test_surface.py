@@ -25,6 +25,7 @@ def test_exported_names() -> None:
         "DecodeError",
         "ImageDataset",
         "ImageFolder",
+        "ResumeError",
         "SourceError",
         "StokerError",
         "StokerWarning",
@@ -57,7 +58,17 @@ def test_loader_has_torchs_parameters_in_torchs_order() -> None:
     for name, parameter in theirs.items():
         assert ours[name].kind == parameter.kind, name
     added = list(ours)[len(theirs) :]
-    assert added == ["seed", "randomness", "on_error", "exclude", "tier", "order", "strict"]
+    assert added == [
+        "seed",
+        "randomness",
+        "on_error",
+        "exclude",
+        "tier",
+        "order",
+        "strict",
+        "shard",
+        "uneven",
+    ]
     assert all(ours[name].kind is inspect.Parameter.KEYWORD_ONLY for name in added)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import (
     DecodeError,
+    ResumeError,
     SourceError,
     StokerError,
     StokerWarning,
@@ -26,6 +27,7 @@ __all__ = [
     "DecodeError",
     "ImageDataset",
     "ImageFolder",
+    "ResumeError",
     "SourceError",
     "StokerError",
     "StokerWarning",

@@ -25,18 +25,20 @@ class Draw:
     Attributes:
         seed: the loader's.
         epoch: the epoch.
-        position: place of the batch's first sample in the epoch's order.
+        positions: places of the samples in the epoch's order, int64 of shape (batch,).
         indices: the samples, int64 of shape (batch,).
         draws: tells repeats of an index in one epoch apart; 0 where there are none.
         order: the order that `indices` come from; None where a foreign sampler made them.
+        step: which batch of its iteration this is, from 0.
     """
 
     seed: int
     epoch: int
-    position: int
+    positions: NDArray[np.int64]
     indices: NDArray[np.int64]
     draws: NDArray[np.int64] | int = 0
     order: Order | None = None
+    step: int = 0
 
     def keys(self) -> NDArray[np.uint32]:
         """The 32-bit seeds of the samples' generators, shape (batch,)."""
@@ -44,7 +46,8 @@ class Draw:
 
     def collate_key(self) -> int:
         """The 32-bit seed under which the batch is collated."""
-        return order.collate_key(self.seed, self.epoch, self.position)
+        first = int(self.positions[0]) if len(self.positions) else 0
+        return order.collate_key(self.seed, self.epoch, first)
 
     def after(self, place: int, k: int) -> tuple[int, int] | None:
         """Index and draw of the sample k positions after ``place``; after the last comes the first.
@@ -53,7 +56,7 @@ class Draw:
         says that it has no more.
         """
         if self.order is not None:
-            position = (self.position + place + k) % self.order.samples
+            position = (int(self.positions[place]) + k) % self.order.samples
             return int(self.order.indices(self.epoch, position, position + 1)[0]), 0
         if k >= len(self.indices):
             return None

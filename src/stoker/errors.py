@@ -4,6 +4,7 @@
     |-- SourceError(path, reason)                also an OSError: a data set cannot be read
     |-- DecodeError(index, location, reason)     also an OSError: one sample cannot be decoded
     |-- UnsupportedError(op, why, instead)       strict=True and something cannot run natively
+    |-- ResumeError(field, in_state, here)       a state does not fit the loader it is loaded into
     `-- WorkerError(cause, remedy)               also a RuntimeError: worker processes cannot start
     StokerWarning                                a UserWarning: something was not as expected
 
@@ -11,6 +12,8 @@ Wrong arguments raise ``ValueError`` or ``TypeError`` with the given and the all
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class StokerError(Exception):
@@ -65,6 +68,26 @@ class UnsupportedError(StokerError):
 
     def __reduce__(self) -> tuple[type[UnsupportedError], tuple[str, str, str]]:
         return type(self), (self.op, self.why, self.instead)
+
+
+class ResumeError(StokerError):
+    """A state does not fit the loader that it is loaded into.
+
+    Attributes:
+        field: what differs, a key of the state.
+        in_state: its value there.
+        here: the loader's.
+    """
+
+    def __init__(self, field: str, in_state: Any, here: Any) -> None:
+        super().__init__(
+            f"the state is not one of this loader: {field} is {in_state!r} in the state and "
+            f"{here!r} here"
+        )
+        self.field, self.in_state, self.here = field, in_state, here
+
+    def __reduce__(self) -> tuple[type[ResumeError], tuple[str, Any, Any]]:
+        return type(self), (self.field, self.in_state, self.here)
 
 
 class WorkerError(StokerError, RuntimeError):

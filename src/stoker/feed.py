@@ -161,7 +161,8 @@ class Feed:
             if after is None:
                 return False
             index, draw = after
-            one = Draw(job.draw.seed, job.draw.epoch, 0, np.array([index]), draw)
+            alone = np.array([index])
+            one = Draw(job.draw.seed, job.draw.epoch, np.zeros_like(alone), alone, draw)
             retry = self.submit(one, job.size)
             failures = self.finish(retry, 0)
             if not failures:

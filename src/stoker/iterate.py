@@ -1,13 +1,15 @@
-"""How an epoch is walked: its batches, and the iterators that a user's loop sees."""
+"""How an epoch is walked: its batches, how far they were handed out, and who makes them."""
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 from torch.utils.data._utils import pin_memory
@@ -18,29 +20,50 @@ from stoker.engine import Failure
 from stoker.errors import DecodeError
 from stoker.feed import Feed, Job
 from stoker.keyed import KeyedDataset, Reporting
-from stoker.order import Order
+from stoker.order import Order, Share
 
 
 @dataclass(frozen=True)
 class OrderedBatches:
-    """The batches of one epoch of our own order: arithmetic, so any can be walked ahead of time.
+    """This rank's batches of one epoch of our own order: arithmetic, so any can be walked ahead.
 
     Args:
-        batch_size: samples per batch.
-        drop_last: leave out the last batch where it isn't full.
+        share: which positions.
+        marked: each batch gains ``valid``, which is False for samples that only fill it.
     """
 
     order: Order
     epoch: int
-    batch_size: int
-    drop_last: bool
+    share: Share
+    marked: bool = False
 
     def __iter__(self) -> Iterator[Draw]:
-        samples = self.order.samples
-        end = samples - samples % self.batch_size if self.drop_last else samples
-        for start in range(0, end, self.batch_size):
-            indices = self.order.indices(self.epoch, start, min(start + self.batch_size, end))
-            yield Draw(self.order.seed, self.epoch, start, indices, order=self.order)
+        for step in range(self.share.steps):
+            positions, _ = self.share.positions(step)
+            indices = self.order.at(self.epoch, positions)
+            yield Draw(self.order.seed, self.epoch, positions, indices, order=self.order, step=step)
+
+    def next_epoch(self) -> OrderedBatches:
+        """Those of the epoch after this one."""
+        return replace(self, epoch=self.epoch + 1, share=replace(self.share, start=0))
+
+    def with_valid(self, batch: Any, step: int, pinned: bool) -> Any:
+        """``batch`` and, where that is wanted, which of its samples are not fillers."""
+        if not self.marked:
+            return batch
+        valid = torch.from_numpy(self.share.positions(step)[1])
+        valid = valid.pin_memory() if pinned else valid
+        if isinstance(batch, Mapping):
+            if "valid" in batch:
+                raise ValueError("uneven='exact' adds a key 'valid', which the batch has already")
+            with_key = copy.copy(batch)
+            cast(Any, with_key)["valid"] = valid
+            return with_key
+        return (*batch, valid) if isinstance(batch, tuple) else [*_listed(batch), valid]
+
+
+def _listed(batch: Any) -> list[Any]:
+    return batch if isinstance(batch, list) else [batch]
 
 
 @dataclass(frozen=True)
@@ -50,21 +73,30 @@ class ForeignBatches:
     Args:
         sampler: yields lists of indices, or single indices where the loader does not batch.
         repeats: an index may come twice in an epoch, so the position tells its draws apart.
+        skip: so many batches were handed out before.
     """
 
     sampler: Iterable[Any]
     seed: int
     epoch: int
     repeats: bool
+    skip: int = 0
 
     def __iter__(self) -> Iterator[Draw]:
         position = 0
-        for batch in self.sampler:
+        for number, batch in enumerate(self.sampler):
             # A copy: a bad sample's index is replaced, and the user's array must stay as it is.
             indices = _integers(batch).astype(np.int64)
-            draws = (position + np.arange(len(indices))) & 0xFFFFFFFF if self.repeats else 0
-            yield Draw(self.seed, self.epoch, position, indices, draws)
+            positions = position + np.arange(len(indices))
             position += len(indices)
+            if number >= self.skip:
+                draws = positions & 0xFFFFFFFF if self.repeats else 0
+                step = number - self.skip
+                yield Draw(self.seed, self.epoch, positions, indices, draws, step=step)
+
+    def with_valid(self, batch: Any, step: int, pinned: bool) -> Any:
+        """``batch``: nobody knows of a user's sampler what fills it."""
+        return batch
 
 
 def _integers(batch: Any) -> NDArray[Any]:
@@ -82,6 +114,72 @@ def _integers(batch: Any) -> NDArray[Any]:
 
 
 Batches = OrderedBatches | ForeignBatches
+
+
+@dataclass
+class Progress:
+    """How far an iteration has come.
+
+    Attributes:
+        batches: what it walks.
+        in_order: batches are handed out in order, so those before one that was are done.
+        steps: so many batches were handed out.
+        beyond: steps that were handed out after one that was not.
+        ended: the loop has been told that there are no more.
+    """
+
+    batches: Batches
+    in_order: bool
+    steps: int = 0
+    beyond: set[int] = field(default_factory=set)
+    ended: bool = False
+
+    def handed(self, step: int) -> None:
+        """Takes note that a batch was handed out."""
+        if self.in_order:
+            self.steps = step + 1
+            return
+        self.beyond.add(step)
+        while self.steps in self.beyond:
+            self.beyond.remove(self.steps)
+            self.steps += 1
+
+
+class Handing:
+    """The iterator that a user's loop sees: hands over what another makes, and counts it.
+
+    Args:
+        source: yields the step of each batch, and the batch.
+        progress: where it is counted.
+        pinned: batches are in page-locked memory.
+        instead: asked once, before the first batch, for an iterator to hand over from instead.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[tuple[int, Any]],
+        progress: Progress,
+        pinned: bool,
+        instead: Callable[[Progress], Handing | None] | None,
+    ) -> None:
+        self.source, self._progress, self._pinned = source, progress, pinned
+        self._instead = instead
+
+    def __iter__(self) -> Handing:
+        return self
+
+    def __next__(self) -> Any:
+        instead, self._instead = self._instead, None
+        if instead is not None and (other := instead(self._progress)) is not None:
+            self.source, self._progress = other.source, other._progress
+        try:
+            step, batch = next(self.source)
+        except StopIteration:
+            self._progress.ended = True
+            raise
+        batch = self._progress.batches.with_valid(batch, step, self._pinned)
+        self._progress.handed(step)
+        return batch
 
 
 class Draws:
@@ -105,7 +203,7 @@ class Policy:
 
 
 class LoweredIterator:
-    """One epoch from the native engine.
+    """One epoch from the native engine: steps and batches.
 
     Args:
         feed: the loader's engine.
@@ -160,7 +258,7 @@ class LoweredIterator:
                 self._next._start(room - len(self._jobs))
             return
 
-    def __next__(self) -> Any:
+    def __next__(self) -> tuple[int, Any]:
         self.feed.session.require_usable()
         self._start(self.feed.depth)
         if not self._jobs:
@@ -176,13 +274,13 @@ class LoweredIterator:
             self._start(self.feed.depth)  # so many are ahead while the user works
         try:
             if any(failure.status == "bad_geometry" for failure in failures):
-                return self._as_the_dataset_does(job.draw)
+                return job.draw.step, self._as_the_dataset_does(job.draw)
             for failure in failures:
                 self._deal_with(job, failure, self.feed.error(job, failure))
         finally:
             if failures:
                 self.feed.fallback.forget(job.batch)
-        return [job.slot.images, self.feed.labels(job)]
+        return job.draw.step, [job.slot.images, self.feed.labels(job)]
 
     def _deal_with(self, job: Job, failure: Failure, error: DecodeError) -> None:
         draw, place = job.draw, failure.place
@@ -200,7 +298,9 @@ class LoweredIterator:
 
     def _report(self, draw: Draw, place: int, error: DecodeError) -> None:
         self.policy.bad_samples.report(
-            BadSample(error.index, error.location, error.reason, draw.epoch, draw.position + place)
+            BadSample(
+                error.index, error.location, error.reason, draw.epoch, int(draw.positions[place])
+            )
         )
 
     def _as_the_dataset_does(self, draw: Draw) -> Any:
@@ -219,7 +319,7 @@ class LoweredIterator:
                 error = self.feed.decode_error(int(draw.indices[keyed.place]), reason)
                 self._report(draw, keyed.place, error)
                 raise error from cause
-            reports, ended, batch = Reporting(default_collate, keyed)(samples)
+            _, reports, ended, batch = Reporting(default_collate, keyed)(samples)
         for index, position, reason in reports:
             location = self.feed.rows.location(index)
             policy.bad_samples.report(BadSample(index, location, reason, draw.epoch, position))
@@ -239,7 +339,7 @@ class LoweredIterator:
 
 
 class KeyedIterator:
-    """One epoch from torch's machinery under keyed seeds.
+    """One epoch from torch's machinery under keyed seeds: steps and batches.
 
     Args:
         source: yields what `Reporting` collates.
@@ -252,8 +352,8 @@ class KeyedIterator:
     def __iter__(self) -> KeyedIterator:
         return self
 
-    def __next__(self) -> Any:
-        reports, error, batch = next(self._source)
+    def __next__(self) -> tuple[int, Any]:
+        step, reports, error, batch = next(self._source)
         for report in reports:
             self._report(*report)
         if error is not None:
@@ -261,7 +361,7 @@ class KeyedIterator:
                 raise error
             finally:
                 error = None  # no cycle of exception and frame, which would keep the workers
-        return batch
+        return step, batch
 
 
 def _page_locked(batch: Any) -> Any:
@@ -271,14 +371,7 @@ def _page_locked(batch: Any) -> Any:
 Fetch = Callable[[Any], Any]
 
 
-def on_calling_thread(
-    keyed: KeyedDataset,
-    draws: Iterable[Draw],
-    collate: Reporting,
-    batched: bool,
-    pin: bool,
-    record: Callable[[Fetch, Draw], Any] | None = None,
-) -> Iterator[Any]:
+class OnCallingThread:
     """What torch's loader does with ``num_workers=0``; the caller's generators stay as they are.
 
     Args:
@@ -290,10 +383,28 @@ def on_calling_thread(
         record: makes the batch of a draw with the function that fetches it, and page-locks it.
     """
 
-    def fetch(draw: Draw) -> Any:
-        return collate(keyed.__getitems__(draw) if batched else keyed[draw])
+    def __init__(
+        self,
+        keyed: KeyedDataset,
+        draws: Iterable[Draw],
+        collate: Reporting,
+        batched: bool,
+        pin: bool,
+        record: Callable[[Fetch, Draw], Any] | None = None,
+    ) -> None:
+        self._fetched = keyed.__getitems__ if batched else keyed.__getitem__
+        self._draws, self._collate, self._pin, self._record = iter(draws), collate, pin, record
 
-    for draw in draws:
+    def __iter__(self) -> OnCallingThread:
+        return self
+
+    def __next__(self) -> Any:
+        draw = next(self._draws)
         with generators_kept():
-            batch = fetch(draw) if record is None else record(fetch, draw)
-        yield _page_locked(batch) if pin and record is None else batch
+            if self._record is not None:
+                return self._record(self._fetch, draw)
+            batch = self._fetch(draw)
+        return _page_locked(batch) if self._pin else batch
+
+    def _fetch(self, draw: Draw) -> Any:
+        return self._collate(self._fetched(draw))

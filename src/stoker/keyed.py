@@ -39,8 +39,8 @@ class KeyedDataset(Dataset[Any]):
         self.dataset, self.on_error, self.blank = dataset, on_error, blank
         self.reports: list[Report] = []
         self.error: DecodeError | None = None
-        self.place = 0
-        """Place in its batch of the sample that was asked for last."""
+        self.place = self.step = 0
+        """Place in its batch of the sample that was asked for last, and that batch's step."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -48,7 +48,7 @@ class KeyedDataset(Dataset[Any]):
     def __getitems__(self, draw: Draw) -> list[Any]:
         """The samples of a batch; leaves the generators seeded for collating it."""
         keys = draw.keys()
-        self.reports, self.error = [], None  # of a batch that is run again
+        self.reports, self.error, self.step = [], None, draw.step  # anew if a batch is run again
         # A Subset only hands on to its dataset, so there each sample can have its own key.
         bulk = type(self.dataset) is not Subset and getattr(self.dataset, "__getitems__", None)
         try:
@@ -68,7 +68,7 @@ class KeyedDataset(Dataset[Any]):
 
     def __getitem__(self, draw: Draw) -> Any:
         """The one sample of a loader without batches."""
-        self.reports, self.error = [], None
+        self.reports, self.error, self.step = [], None, draw.step
         try:
             return self._sample(draw, 0, int(draw.indices[0]), int(draw.keys()[0]))
         except DecodeError as error:
@@ -84,7 +84,7 @@ class KeyedDataset(Dataset[Any]):
             if self.on_error == "raise" and not isinstance(error, DecodeError):
                 raise  # of the user's own code, as torch does
             reason = error.reason if isinstance(error, DecodeError) else _text(error)
-            self.reports.append((index, draw.position + place, reason))
+            self.reports.append((index, int(draw.positions[place]), reason))
             if self.on_error == "raise":
                 raise
             if self.on_error == "blank" and self.blank is not None:
@@ -116,7 +116,7 @@ def _text(error: Exception) -> str:
 
 
 class Reporting:
-    """A collate_fn that hands over, with the batch, the reports of bad samples or a DecodeError.
+    """A collate_fn that hands over, with the batch, its step and its bad samples or a DecodeError.
 
     An exception that leaves a worker is made anew by torch from its text alone and would lose its
     attributes.
@@ -125,11 +125,12 @@ class Reporting:
     def __init__(self, collate: Callable[[Any], Any], keyed: KeyedDataset) -> None:
         self.collate, self.keyed = collate, keyed
 
-    def __call__(self, samples: Any) -> tuple[list[Report], DecodeError | None, Any]:
-        """Reports, the error that ended the batch if one did, and the batch if none did."""
+    def __call__(self, samples: Any) -> tuple[int, list[Report], DecodeError | None, Any]:
+        """Step, reports, the error that ended the batch if one did, and the batch if none did."""
         error, self.keyed.error = self.keyed.error, None
         reports, self.keyed.reports = self.keyed.reports, []
-        return reports, error, self.collate(samples) if error is None else None
+        batch = self.collate(samples) if error is None else None
+        return self.keyed.step, reports, error, batch
 
 
 class WorkerInit:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -17,30 +16,40 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
     default_collate,
 )
 
 from stoker import machine
 from stoker.bad_samples import BadSample, BadSamples, excluded_samples
 from stoker.engine import level
+from stoker.epochs import Epochs
 from stoker.errors import StokerWarning, UnsupportedError
 from stoker.explanation import Explanation
 from stoker.feed import Feed
 from stoker.iterate import (
     Batches,
     Draws,
-    ForeignBatches,
+    Handing,
     KeyedIterator,
     LoweredIterator,
+    OnCallingThread,
     OrderedBatches,
     Policy,
-    on_calling_thread,
+    Progress,
 )
 from stoker.keyed import KeyedDataset, Reporting, WorkerInit
 from stoker.lower import Refusal
-from stoker.samplers import OrderedRandomSampler, OrderedSequentialSampler, draw_seed
+from stoker.samplers import (
+    OrderedRandomSampler,
+    OrderedSequentialSampler,
+    ShardedSampler,
+    rank_and_world,
+)
 from stoker.slots import accelerator_pins
 from stoker.startup import parts_of
+from stoker.state import VERSION, from_dict
 from stoker.tiers import Lowered, blank_sample, lower, sample_location
 from stoker.trace.collate import recordable
 from stoker.trace.iterators import Here, Trace, TracedLoader, inside, iterator, refused
@@ -93,6 +102,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         tier: "stock" switches the native engine off.
         order: None: as ``shuffle`` says. "full" shuffles, "none" does not.
         strict: raise ``UnsupportedError`` where the native engine cannot be used.
+        shard: serve this rank's share of one order: position p is rank p % world's. Rank and world
+            are those of the process group, else RANK and WORLD_SIZE, when an iteration begins.
+            ``seed`` left out is then 0.
+        uneven: what is done where the ranks do not divide the order. "pad": it is repeated from its
+            start. "drop": it is cut. "exact": copies of position 0 fill it, and each batch gains
+            ``valid``, a last element or key, bool of shape (batch,), False for those.
 
     Raises:
         ValueError: an argument is out of its range, or arguments exclude each other, as in torch.
@@ -127,20 +142,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         tier: Literal["auto", "stock"] = "auto",
         order: Literal["full", "none"] | None = None,
         strict: bool = False,
+        shard: bool = False,
+        uneven: Literal["pad", "drop", "exact"] = "pad",
     ) -> None:
         _choice("randomness", randomness, ("keyed", "torch"))
         _choice("on_error", on_error, ("raise", "skip", "blank"))
         _choice("tier", tier, ("auto", "stock"))
         _choice("order", order, (None, "full", "none"))
-        if order is not None and (sampler is not None or batch_sampler is not None):
-            # No error: frameworks rebuild a loader with its own arguments and a sampler of theirs.
-            if not isinstance(sampler, OrderedRandomSampler | OrderedSequentialSampler):
-                warnings.warn(
-                    f"order={order!r} has no effect: the given sampler decides",
-                    StokerWarning,
-                    stacklevel=2,
-                )
-        elif order is not None:
+        _choice("uneven", uneven, ("pad", "drop", "exact"))
+        given = sampler if sampler is not None else batch_sampler
+        # No errors: frameworks rebuild a loader with its own arguments and a sampler of theirs.
+        sharded = isinstance(getattr(given, "sampler", given), ShardedSampler)
+        if given is not None and not sharded:
+            plain = isinstance(sampler, OrderedRandomSampler | OrderedSequentialSampler)
+            for name, value, idle in (
+                ("order", order, order is not None and not plain),
+                ("shard", shard, shard),
+            ):
+                if idle:
+                    warnings.warn(
+                        f"{name}={value!r} has no effect: the given sampler decides",
+                        StokerWarning,
+                        stacklevel=2,
+                    )
+        elif given is None and order is not None:
             if shuffle is not None and shuffle != (order == "full"):
                 raise ValueError(f"order={order!r} and shuffle={shuffle} contradict each other")
             shuffle = order == "full"
@@ -152,17 +177,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ValueError(
                 f"on_error={on_error!r} needs a map-style dataset and keyed randomness"
             )
-        own = keyed and sampler is None and batch_sampler is None
+        own = keyed and given is None
         excluded = None
         if exclude is not None:
-            ours = getattr(batch_sampler, "sampler", sampler)
-            if not own and not isinstance(ours, OrderedRandomSampler | OrderedSequentialSampler):
+            ours = OrderedRandomSampler | OrderedSequentialSampler
+            if not own and not sharded and not isinstance(getattr(given, "sampler", given), ours):
                 raise ValueError(
                     "exclude needs a map-style dataset, keyed randomness and no sampler or "
                     "batch_sampler of your own: leave samples out there, or give a Subset"
                 )
             excluded = excluded_samples(dataset, exclude)
-        if own:
+        if given is None:
+            self._check_sharding(shard, uneven, keyed, drop_last, batch_size)
+        if own and shard:
+            sampler = ShardedSampler(
+                cast(Sized, dataset),
+                shuffle=bool(shuffle),
+                seed=0 if seed is None else seed,
+                uneven=uneven,
+                excluded=excluded,
+            )
+        elif own:
             kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
             sampler = kind(cast(Sized, dataset), seed=seed, generator=generator, excluded=excluded)
         super().__init__(
@@ -192,15 +227,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             on_error,
         )
         self.tier, self.order, self.strict, self.exclude = tier, order, strict, excluded
+        self.shard, self.uneven = shard, uneven
         self.bad_samples = BadSamples()
         self._keyed = keyed
-        self._epoch = 0
-        self._foreign_epoch: int | None = None
-        self._foreign_seed = seed
+        self._epochs = Epochs(self.sampler, self.batch_sampler, seed, generator)
         self._feed: Feed | None = None
         self._ahead: list[LoweredIterator] = []
         self._inner: torch.utils.data.DataLoader[Any] | None = None
-        self._warned = False
+        self._warned = self._warned_of_ranks = False
         self._trace = Trace()
         self._here: Here | None = None
         if num_workers is None:
@@ -268,72 +302,113 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     # The order
 
-    @property
-    def _sampler(self) -> Any:
-        """What decides the order; beside a given batch sampler, `sampler` is a dummy of torch's."""
-        return getattr(self.batch_sampler, "sampler", self.sampler)
-
-    @property
-    def _own_sampler(self) -> OrderedRandomSampler | OrderedSequentialSampler | None:
-        sampler, kinds = self._sampler, (OrderedRandomSampler, OrderedSequentialSampler)
-        return sampler if self._keyed and isinstance(sampler, kinds) else None
+    @staticmethod
+    def _check_sharding(
+        shard: bool, uneven: str, keyed: bool, drop_last: bool, batch_size: int | None
+    ) -> None:
+        """Refuses what cannot be, where the order is to be our own."""
+        if shard and not keyed:
+            raise ValueError(
+                "shard=True needs a map-style dataset and keyed randomness: an iterable dataset "
+                "splits itself by rank, randomness='torch' needs a DistributedSampler"
+            )
+        if uneven != "pad" and not shard:
+            raise ValueError(f"uneven={uneven!r} needs shard=True")
+        if uneven == "exact" and drop_last:
+            raise ValueError("uneven='exact' serves every sample: drop_last=True contradicts it")
+        if uneven == "exact" and batch_size is None:
+            raise ValueError("uneven='exact' marks the samples of a batch: it needs a batch_size")
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next iteration is; without it each iteration is one further."""
-        self._epoch = epoch
-        for sampler in (self._sampler, cast(Any, self.batch_sampler)):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
-        self._foreign_epoch = getattr(self._sampler, "epoch", None)
+        self._epochs.set_epoch(epoch)
 
-    def _begin_epoch(self) -> int:
-        """The epoch that starts now."""
-        own = self._own_sampler
-        if own is not None:
-            return own.begin_epoch()
-        # A DistributedSampler that the user has told its epoch knows better than our count.
-        told = getattr(self._sampler, "epoch", None)
-        if isinstance(told, int) and told != self._foreign_epoch:
-            self._epoch = self._foreign_epoch = told
-        self._epoch += 1
-        return self._epoch - 1
-
-    def _batches(self, epoch: int) -> Batches:
-        own = self._own_sampler
-        if own is not None and self.batch_sampler is None:
-            return OrderedBatches(own.order, epoch, 1, drop_last=False)
-        if own is not None and type(self.batch_sampler) is BatchSampler:
-            return OrderedBatches(
-                own.order, epoch, self.batch_sampler.batch_size, self.batch_sampler.drop_last
-            )
-        if self._foreign_seed is None:
-            self._foreign_seed = draw_seed(self.generator)
-        return ForeignBatches(
-            self._index_sampler, self._foreign_seed, epoch, repeats=not self._serves_once()
+    def _warn_of_ranks(self) -> None:
+        """Says once that every rank serves everything, where nobody has divided it."""
+        stock = (
+            RandomSampler,
+            SequentialSampler,
+            SubsetRandomSampler,
+            WeightedRandomSampler,
         )
+        if (
+            self._warned_of_ranks
+            or inside()
+            or not isinstance(self._epochs.sampler, stock)
+            or type(self.batch_sampler) not in (BatchSampler, type(None))
+        ):
+            return
+        try:
+            _, world = rank_and_world()
+        except ValueError:  # somebody else's variables: nothing here depends on them
+            return
+        if world > 1:
+            self._warned_of_ranks = True
+            warnings.warn(
+                f"every one of the {world} ranks serves all samples: give shard=True, or a "
+                "DistributedSampler",
+                StokerWarning,
+                stacklevel=3,
+            )
 
-    def _serves_once(self) -> bool:
-        """True where the sampler is known to give each index at most once in an epoch."""
-        sampler = self._sampler
-        if type(self.batch_sampler) not in (BatchSampler, type(None)):
-            return False
-        if type(sampler) in (RandomSampler, OrderedRandomSampler):
-            return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-        return type(sampler) in (SequentialSampler, OrderedSequentialSampler)
+    # The state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this loader is, for JSON: what was handed out counts, what was prepared does not.
+
+        The same on all ranks that have done the same number of steps.
+        """
+        if not self._keyed:
+            return {"version": VERSION, "randomness": "torch"}
+        return self._epochs.state(self.dataset).as_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Makes the next iteration go on where ``state_dict`` was.
+
+        Ranks, threads, batch size and prefetching may be others.
+
+        Raises:
+            ResumeError: it is the state of other data, another order or another version.
+        """
+        if self._keyed:
+            self._epochs.load(from_dict(state_dict), self.dataset)
+        else:
+            warnings.warn(
+                "torch's own order has no position: an epoch begins anew, with whatever the random "
+                "generators give",
+                StokerWarning,
+                stacklevel=2,
+            )
 
     # The loop
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._warn_of_ranks()
         if not self._keyed:
             self._warn_if_slower(self._prevented())
             return super().__iter__()
         lowered = self._lowered()
-        epoch = self._begin_epoch()
-        batches = self._batches(epoch)
-        if isinstance(lowered, Lowered):
-            return self._iterate_lowered(lowered, batches)
-        self._warn_if_slower(lowered)
-        return self._iterate_keyed(batches)
+        native = isinstance(lowered, Lowered)
+        progress = self._epochs.begin(native or self.in_order or self.num_workers == 0)
+        pinned = self.pin_memory and accelerator_pins()
+        source: Iterator[tuple[int, Any]]
+        if self._epochs.nothing_left():
+            source = iter(())
+        elif isinstance(lowered, Lowered):
+            source = self._iterate_lowered(lowered, progress.batches)
+        else:
+            self._warn_if_slower(lowered)
+            source = self._iterate_keyed(progress.batches)
+        return Handing(source, progress, pinned, self._of_another_epoch)
+
+    def _of_another_epoch(self, progress: Progress) -> Handing | None:
+        """The iterator of an epoch that was set after that of ``progress`` was begun.
+
+        Lightning makes an iterator first and says then which epoch it is.
+        """
+        if self._epochs.progress is not progress or not self._epochs.told_other():
+            return None
+        return cast(Handing, iter(self))
 
     def _get_iterator(self) -> Any:
         return iterator(self, self._tracing())
@@ -380,7 +455,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             feed = self._feed = Feed(*arguments)
         then = None
         if self.persistent_workers and isinstance(batches, OrderedBatches):
-            then = replace(batches, epoch=batches.epoch + 1)
+            then = batches.next_epoch()
         policy = Policy(self.on_error, self.bad_samples, self.timeout, self.dataset, self._blank())
         ahead = self._ahead.pop() if self._ahead else None
         if ahead is not None:
@@ -407,7 +482,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self._here = Here(trace, pins)
             record = None if trace is None or self._here is None else self._here.fetch
             batched = self._auto_collation
-            source = on_calling_thread(keyed, batches, collate, batched, pins, record)
+            source: Iterator[Any] = OnCallingThread(keyed, batches, collate, batched, pins, record)
         else:
             if self._inner is None or not self.persistent_workers:
                 self._inner_draws = Draws()

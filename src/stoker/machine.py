@@ -74,3 +74,19 @@ def default_threads() -> int:
 def most_workers() -> int:
     """More workers than this only take cores from each other."""
     return max(1, ceil(usable_cores() / local_world_size()))
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Rank and number of processes of this job by RANK and WORLD_SIZE, as torchrun sets them.
+
+    One process where either is missing.
+
+    Raises:
+        ValueError: they are no numbers, or the rank is not below the number of processes.
+    """
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None or world is None:
+        return 0, 1
+    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+        raise ValueError(f"RANK={rank} and WORLD_SIZE={world}: expected 0 <= RANK < WORLD_SIZE")
+    return int(rank), int(world)

@@ -1,14 +1,15 @@
 """Which sample comes when, and which random key it gets: arithmetic on ``(seed, epoch, position)``.
 
-Two pure functions of integers, without state and with memory that does not depend on the number of
-samples:
+Three pure functions of integers, without state and with memory that does not depend on the number
+of samples:
 
 - ``keys(seed, epoch, indices, draws)``: the 32-bit seed of the generators before sample ``index``.
 - ``Order(samples, seed, shuffle).indices(epoch, start, stop)``: the samples at ``[start, stop)``.
+- ``Share(samples, start, rank, world, ...).positions(step)``: which positions a rank has in a step.
 
-Both rest on Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
-3", SC 2011), a block function from a 64-bit key and a 128-bit counter to 128 bits that passes
-TestU01's BigCrush.
+The first two rest on Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy
+as 1, 2, 3", SC 2011), a block function from a 64-bit key and a 128-bit counter to 128 bits that
+passes TestU01's BigCrush.
 
 Note [Domains]
     Philox serves three purposes, kept apart by a constant xored into the key: sample keys (no
@@ -251,3 +252,56 @@ def _permute(values: UInt64, samples: int, round_keys: tuple[tuple[UInt64, UInt6
     # The number of rounds is even: both names are back where they began.
     np.multiply(changed, other_size, changed)
     return np.add(changed, other, changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which positions of an epoch one rank has, in which batches; Note [Shares].
+
+    Attributes:
+        samples: of the order.
+        start: positions below it were handed out before.
+        rank: this one, in [0, world).
+        world: number of ranks.
+        batch_size: samples per batch.
+        uneven: "pad", "drop" or "exact": what becomes of what ``world`` does not divide.
+        drop_last: leave out the last batch where it isn't full.
+    """
+
+    samples: int
+    start: int = 0
+    rank: int = 0
+    world: int = 1
+    batch_size: int = 1
+    uneven: str = "pad"
+    drop_last: bool = False
+
+    def __len__(self) -> int:
+        """How many positions this rank has, and so has every other."""
+        left = self.samples - self.start
+        most = left // self.world if self.uneven == "drop" else -(-left // self.world)
+        return most - most % self.batch_size if self.drop_last else most
+
+    @property
+    def steps(self) -> int:
+        """How many batches this rank has, and so has every other."""
+        return -(-len(self) // self.batch_size)
+
+    def positions(self, step: int) -> tuple[Int64, NDArray[np.bool_]]:
+        """The positions of batch ``step``, and whether each is one of its own.
+
+        Both of shape (b,). A position that fills or pads is not; it is below ``samples``, too.
+        """
+        begin = step * self.batch_size
+        end = min(begin + self.batch_size, len(self))
+        found = self.start + self.rank + self.world * np.arange(begin, end, dtype=np.int64)
+        own = found < self.samples
+        if not own.all():
+            found = found % self.samples if self.uneven == "pad" else np.where(own, found, 0)
+        return found, own
+
+    def after(self, steps: int) -> int:
+        """The position when so many batches were handed out; ``samples`` after the last."""
+        if 0 < self.steps <= steps:
+            return self.samples
+        return self.start + steps * self.batch_size * self.world

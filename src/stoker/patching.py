@@ -20,6 +20,7 @@ import torch
 from stoker.errors import StokerWarning
 from stoker.explanation import Explanation
 from stoker.loader import DataLoader
+from stoker.prepared import prepare
 from stoker.trace.iterators import (
     Trace,
     inside,
@@ -33,6 +34,9 @@ _T = TypeVar("_T")
 
 _TRACE = "_stoker_trace"
 """The attribute of a loader that holds its `Trace`: it is pickled and copied with it."""
+
+_PREPARED = "_stoker_prepared"
+"""The attribute of a loader inside of Accelerate's that holds its `Prepared`."""
 
 _WRAPPERS = ("base_dataloader", "loader", "_dataloader")
 """Attributes by which Accelerate's, timm's and Fabric's loaders hold another."""
@@ -91,6 +95,8 @@ def unpatch() -> None:
 def accelerate(loader: _T) -> _T:
     """Makes an existing loader trace; gives back the same object.
 
+    One that Accelerate has prepared gets a ``state_dict`` and ``load_state_dict``, too.
+
     Args:
         loader: torch's ``DataLoader``, or what holds one: a loader that Accelerate has prepared,
             timm's ``PrefetchLoader``, Fabric's loaders; fastai's ``DataLoader`` or ``DataLoaders``.
@@ -114,6 +120,8 @@ def accelerate(loader: _T) -> _T:
         elif vars(inner).get("_iterator") is not None and _TRACE not in vars(inner):
             _warn("its workers run already, and go on as they are: accelerate it before it is used")
         vars(inner).setdefault(_TRACE, Trace())
+        if _PREPARED not in vars(inner) and (prepared := prepare(loader)) is not None:
+            vars(inner)[_PREPARED] = prepared
     return loader
 
 
@@ -186,7 +194,10 @@ def _get_iterator(self: Any) -> Any:
     trace = None if inside() else _trace_of(self)
     if trace is None:
         return _State.before(self)
-    return iterator(self, trace if _allowed() else None)
+    prepared = vars(self).get(_PREPARED)
+    if prepared is None:
+        return iterator(self, trace if _allowed() else None)
+    return prepared.watch(iterator(prepared, trace if _allowed() else None))
 
 
 def _held(loader: Any) -> list[Any]:

@@ -1,21 +1,23 @@
 """Samplers that yield an order, of the classes by which frameworks tell shuffling from not.
 
-A framework that finds one in ``loader.sampler`` sees a ``RandomSampler`` or ``SequentialSampler``,
-may iterate it, wrap it, pickle it or pass it to another loader. Iterating does not advance the
-epoch: a loader calls ``begin_epoch`` at each of its iterations, anyone else ``set_epoch``; until
-then every iteration gives the same order.
+A framework that finds one in ``loader.sampler`` sees a ``RandomSampler``, ``SequentialSampler`` or
+``DistributedSampler``, may iterate it, wrap it, pickle it or pass it to another loader. Iterating
+does not advance the epoch: a loader calls ``begin_epoch`` at each of its iterations, anyone else
+``set_epoch``; until then every iteration gives the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from stoker.order import Order
+from stoker import machine
+from stoker.order import Order, Share
 
 _BLOCK = 4096
 
@@ -23,6 +25,17 @@ _BLOCK = 4096
 def draw_seed(generator: torch.Generator | None) -> int:
     """A seed in [0, 2**63) from ``generator``, or from torch's default one."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This rank, and how many there are: by torch's process group, else by RANK and WORLD_SIZE.
+
+    Raises:
+        ValueError: the rank is not below the number of ranks.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return machine.rank_and_world()
 
 
 def _blocks(order: Order, epoch: int) -> Iterator[int]:
@@ -39,7 +52,8 @@ class _Epoch:
     """
 
     epoch = 0
-    _told = True
+    told = True
+    """The epoch was set, and no iteration of it has begun."""
     _gaps: NDArray[np.int64] | None = None
 
     def _leave_out(self, excluded: NDArray[np.int64] | None) -> None:
@@ -53,17 +67,39 @@ class _Epoch:
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch an iteration yields from now on."""
-        self.epoch, self._told = epoch, True
+        self.epoch, self.told = epoch, True
+
+    def next_epoch(self) -> int:
+        """The epoch that `begin_epoch` will give."""
+        return self.epoch if self.told else self.epoch + 1
 
     def begin_epoch(self) -> int:
         """The epoch that was set, once; then the one after the last."""
-        if not self._told:
-            self.epoch += 1
-        self._told = False
+        self.epoch = self.next_epoch()
+        self.told = False
         return self.epoch
 
 
-class OrderedRandomSampler(_Epoch, RandomSampler):
+class _Seeded(_Epoch):
+    """A sampler whose seed is drawn when it is first needed, unless it was given."""
+
+    generator: Any
+    _seed: int | None
+    seed_given: bool
+
+    @property
+    def seed(self) -> int:
+        """The seed of order and keys; reading it draws one where none was given."""
+        if self._seed is None:
+            self._seed = draw_seed(self.generator)
+        return self._seed
+
+    def take_over(self, seed: int) -> None:
+        """Makes ``seed`` the one that was drawn."""
+        self._seed = seed
+
+
+class OrderedRandomSampler(_Seeded, RandomSampler):
     """Yields each index once per epoch, shuffled by ``Order``.
 
     Args:
@@ -83,14 +119,7 @@ class OrderedRandomSampler(_Epoch, RandomSampler):
     ) -> None:
         self._leave_out(excluded)
         super().__init__(data_source, generator=generator)
-        self._seed = seed
-
-    @property
-    def seed(self) -> int:
-        """The seed of the order; reading it draws one where none was given."""
-        if self._seed is None:
-            self._seed = draw_seed(self.generator)
-        return self._seed
+        self._seed, self.seed_given = seed, seed is not None
 
     @property
     def order(self) -> Order:
@@ -106,7 +135,7 @@ class OrderedRandomSampler(_Epoch, RandomSampler):
         return _blocks(self.order, self.epoch)
 
 
-class OrderedSequentialSampler(_Epoch, SequentialSampler):
+class OrderedSequentialSampler(_Seeded, SequentialSampler):
     """Yields the indices as they are; the seed is that of the samples' keys.
 
     Args:
@@ -127,14 +156,7 @@ class OrderedSequentialSampler(_Epoch, SequentialSampler):
         self._leave_out(excluded)
         super().__init__(data_source)
         self.generator = generator
-        self._seed = seed
-
-    @property
-    def seed(self) -> int:
-        """The seed of the samples' keys; reading it draws one where none was given."""
-        if self._seed is None:
-            self._seed = draw_seed(self.generator)
-        return self._seed
+        self._seed, self.seed_given = seed, seed is not None
 
     @property
     def order(self) -> Order:
@@ -147,3 +169,74 @@ class OrderedSequentialSampler(_Epoch, SequentialSampler):
     def __iter__(self) -> Iterator[int]:
         # The seed is for keys: none is drawn from the user's generator for an order without chance.
         return _blocks(Order(len(self), 0, False, self._gaps), self.epoch)
+
+
+class ShardedSampler(_Epoch, DistributedSampler[int]):
+    """Yields this rank's share of an order; rank and world are those of the moment.
+
+    A ``DistributedSampler``, so that frameworks leave it where it is.
+
+    Args:
+        data_source: what is sampled; its length is asked anew for each epoch.
+        shuffle: as `Order` has it.
+        seed: of the order; the same on all ranks.
+        uneven: as `Share` has it.
+        excluded: ascending indices that are left out, int64.
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        *,
+        shuffle: bool,
+        seed: int,
+        uneven: str,
+        excluded: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._leave_out(excluded)
+        # Not torch's, which asks for the ranks now; these are its attributes, beside those below.
+        self.dataset, self.drop_last = cast(Any, data_source), uneven == "drop"
+        self.shuffle, self.seed = shuffle, seed
+        self.data_source, self.uneven = data_source, uneven
+
+    @property
+    def order(self) -> Order:
+        """What the ranks share, epoch by epoch."""
+        return Order(self._left(len(self.data_source)), self.seed, self.shuffle, self._gaps)
+
+    def share(self, batch_size: int = 1) -> Share:
+        """This rank's part of it."""
+        samples = self._left(len(self.data_source))
+        return Share(samples, 0, *rank_and_world(), batch_size, self.uneven)
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """This rank."""
+        return rank_and_world()[0]
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """How many ranks there are."""
+        return rank_and_world()[1]
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """How many samples each rank has in a whole epoch."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """How many samples all ranks have together."""
+        return len(self) * self.num_replicas
+
+    def __len__(self) -> int:
+        return len(self.share())
+
+    def __iter__(self) -> Iterator[int]:
+        share, order = self.share(_BLOCK), self.order
+        for step in range(share.steps):
+            yield from order.at(self.epoch, share.positions(step)[0]).tolist()
+
+
+Ordered = OrderedRandomSampler | OrderedSequentialSampler | ShardedSampler
+"""The samplers that yield an order."""

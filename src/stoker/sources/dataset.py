@@ -7,6 +7,7 @@ construction counts; an unchanged list is recognised without reading it again.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
@@ -107,6 +108,21 @@ class Rows:
             (self.rows, other.rows),
         ]
         return all(one is two or np.array_equal(one, two) for one, two in pairs)
+
+    def fingerprint(self) -> str:
+        """Hash of the number of samples, their names and labels: 32 hexadecimal digits.
+
+        Names are those below ``files.root`` or inside of shards, so folders may move.
+        """
+        table = self.files
+        begin, end = int(table.offsets[0]), int(table.offsets[-1])
+        digest = hashlib.blake2b(len(self).to_bytes(8, "little"), digest_size=16)
+        digest.update(table.names[begin:end].data)
+        digest.update(np.diff(table.offsets).astype("<u8").data)
+        digest.update(self.labels.astype("<i8").data)
+        if self.rows is not None:
+            digest.update(self.rows.astype("<i8").data)
+        return digest.hexdigest()
 
 
 _MISSING = object()
