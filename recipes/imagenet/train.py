@@ -161,7 +161,8 @@ def make_model(name: str, classes: int) -> nn.Module:
 
         model: nn.Module = timm.create_model(name[5:], num_classes=classes)
         return model
-    return models.get_model(name, num_classes=classes)
+    chosen: nn.Module = models.get_model(name, num_classes=classes)
+    return chosen
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -261,10 +262,9 @@ class Log:
         """Writes the figures of a step."""
         if not self.active:
             return
-        self.file.write(
-            json.dumps({"kind": kind, "step": step, "time": time.time(), **values}) + "\n"
-        )
-        self.file.flush()
+        line = {"kind": kind, "step": step, "time": time.time(), **values}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         shown = ", ".join(f"{name} {value:.5g}" for name, value in values.items())
         print(f"{kind} at step {step}: {shown}", flush=True)
         if self.board is not None:
@@ -337,11 +337,14 @@ def train(options: argparse.Namespace) -> None:
         sys.exit(f"{len(train_set):,} images are less than a step of {least:,}: --batch-size")
 
     classes = len(train_set.classes) or max(train_set.targets) + 1
-    model = make_model(options.model, classes).to(ranks.device, memory_format=torch.channels_last)
+    model = make_model(options.model, classes).to(ranks.device)
+    model = model.to(memory_format=torch.channels_last)
     average = None
     if options.ema:
         average = AveragedModel(
-            model, multi_avg_fn=get_ema_multi_avg_fn(options.ema), use_buffers=True
+            model,
+            multi_avg_fn=get_ema_multi_avg_fn(options.ema),  # type: ignore[no-untyped-call]
+            use_buffers=True,
         )
     optimizer = torch.optim.SGD(
         parameter_groups(model, options.weight_decay),
@@ -350,7 +353,7 @@ def train(options: argparse.Namespace) -> None:
         nesterov=True,
     )
     scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
-    parallel = model
+    parallel: Any = model
     if ranks.world > 1:
         parallel = nn.parallel.DistributedDataParallel(
             model, device_ids=[ranks.device.index] if cuda else None
