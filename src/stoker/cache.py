@@ -194,7 +194,8 @@ def _make(
             os.fsync(handle)  # before it has its name, by which it is trusted
             if stamp is not None:
                 os.utime(handle, ns=(time.time_ns(), stamp))
-            os.replace(partial, path)
+            with _folder_locked():  # who counts what there is finds it, under one name
+                os.replace(partial, path)
             return True
         except BaseException:
             with suppress(OSError):
