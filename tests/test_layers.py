@@ -33,14 +33,16 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 # From the bottom to the top; a module imports only from rows before its own.
 ROWS = [
     _row("_native errors augmentations"),
-    _row("plan order stats cache machine genuine", "numpy platformdirs"),
-    _row("storage engine slots draws stock fields collate state", "numpy torch PIL", "fsspec"),
+    _row(
+        "plan order stats cache machine genuine transport", "numpy platformdirs", "fsspec aiohttp"
+    ),
+    _row("storage copies engine slots draws stock fields collate state", "numpy torch PIL", "rich"),
     _row(
         "sources fallback proof header shrink",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools zstandard",
     ),
-    _row("lower_augmentations startup crossing bad_samples contents", "numpy torch PIL"),
+    _row("lower_augmentations startup crossing bad_samples contents ranges", "numpy torch PIL"),
     _row(
         "lower feed keyed explanation trace transfer samplers",
         "numpy torch PIL",
@@ -60,10 +62,11 @@ ROWS = [
 ]
 
 # Of rows that may know torch, these do not: plain memory in, plain memory out.
-WITHOUT_TORCH = {"engine", "fallback", "storage"}
+WITHOUT_TORCH = {"engine", "fallback", "storage", "copies"}
 
 # Inside a row: the importing module, what it may import, and whether only inside a function.
 WITHIN_A_ROW = [
+    ("copies", "storage", "anywhere"),
     ("sources", "sources.*", "lazily"),
     ("sources.*", "sources.index", "anywhere"),
     ("sources.filelist", "sources.labels", "anywhere"),

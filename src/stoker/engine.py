@@ -247,12 +247,24 @@ class Session:
             memory: writable bytes, at least ``len(rows) * channels * height * width`` elements.
             size: (height, width) of the result.
         """
+        batch = self.drawn(plan, files, rows, keys, memory, size)
+        self.start(batch)
+        return batch
+
+    def drawn(
+        self,
+        plan: Plan,
+        files: _native.Files,
+        rows: NDArray[np.int64],
+        keys: NDArray[np.uint32],
+        memory: NDArray[np.uint8],
+        size: tuple[int, int],
+    ) -> Batch:
+        """What `submit` starts, not started."""
         native = _native.Batch.new(
             native_plan(plan), files, rows, keys, memory, plan.tail.channels, *size
         )
-        batch = Batch(native, rows, memory)
-        self.start(batch)
-        return batch
+        return Batch(native, rows, memory)
 
     def start(self, batch: Batch) -> None:
         """Starts a prepared batch; runs it now where there are no threads."""

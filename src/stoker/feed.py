@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +25,14 @@ from stoker.engine import Batch, Failure, Session, image_size, native_files, res
 from stoker.errors import DecodeError
 from stoker.fallback import Decode, Fallback
 from stoker.plan import Plan, Size
+from stoker.ranges import Batch as Fetched
+from stoker.ranges import Contents, Ranges
 from stoker.slots import Slot, Slots
 from stoker.sources.dataset import Rows
 from stoker.sources.index import Files
+
+if TYPE_CHECKING:
+    from stoker import _native
 
 
 @dataclass
@@ -78,8 +84,11 @@ class Feed:
             extents=extents,
         )
         self.session = Session(threads)
-        self.fallback = Fallback(self.session, _decoder(rows))
-        self._finalizer = weakref.finalize(self, _close, self.session, self.fallback)
+        self._fetched: dict[int, Fetched] = {}
+        self.fallback = Fallback(self.session, _decoder(rows, self._fetched))
+        copies = None if files.extents is None else files.extents.copies
+        self._ranges = Ranges(rows) if copies is not None and copies.ranged else None
+        self._finalizer = weakref.finalize(self, _close, self.session, self.fallback, self._ranges)
 
     def fits(self, plan: Plan, rows: Rows, threads: int, depth: int, pinned: bool) -> bool:
         """True where this feed can serve on: it is what these would make, and not closed."""
@@ -92,10 +101,22 @@ class Feed:
             and self.rows.same_as(rows)
         )
 
+    def ahead(self, draws: Iterator[Draw]) -> Iterator[Draw]:
+        """``draws``, which are to be submitted; samples that are read by ranges are read early."""
+        return draws if self._ranges is None else self._ranges.ahead(draws)
+
     def submit(self, draw: Draw, size: Size | None = None) -> Job:
-        """Starts a batch; if no ``size`` is given, all must come out in that of the first image."""
+        """Starts a batch; if no ``size`` is given, all must come out in that of the first image.
+
+        Raises:
+            SourceError: a remote shard cannot be read.
+        """
         rows, keys = self.rows.rows_of(draw.indices), draw.keys()
-        size = size or self.plan.output_size or self._first_size(rows, keys)
+        files, places, fetched = self._files, rows, None
+        if self._ranges is not None:
+            fetched = self._ranges.take(draw)
+            files, places = self._in_memory(fetched.wait()), np.arange(len(rows), dtype=np.int64)
+        size = size or self.plan.output_size or self._first_size(files, places, rows, keys)
         try:
             slot = self.slots.take(len(rows), size)
         except MemoryError:
@@ -105,13 +126,36 @@ class Feed:
             # code comes to tell which it was.
             size = 1, 1
             slot = self.slots.take(len(rows), size)
-        batch = self.session.submit(self.plan, self._files, rows, keys, slot.memory, size)
+        batch = self.session.drawn(self.plan, files, places, keys, slot.memory, size)
+        if fetched is not None:  # before a thread may decline one of its samples
+            self._fetched[id(batch.native)] = fetched
+        self.session.start(batch)
         return Job(draw, draw.indices, slot, batch, size)
 
-    def _first_size(self, rows: NDArray[np.int64], keys: NDArray[np.uint32]) -> Size:
+    def _in_memory(self, contents: Contents) -> _native.Files:
+        """The native view of samples whose bytes are in memory."""
+        files, count = self.rows.files, len(contents[1])
+        return native_files(
+            "",
+            np.zeros(0, np.uint8),
+            np.zeros(count, np.uint64),
+            files.max_bytes,
+            self._most_pixels,
+            files.upright,
+            contents=contents,
+        )
+
+    def _first_size(
+        self,
+        files: _native.Files,
+        places: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        keys: NDArray[np.uint32],
+    ) -> Size:
         """(height, width) of the result of the first sample whose header can be read."""
-        for row, key in zip(rows.tolist(), keys.tolist(), strict=True):
-            image = image_size(self._files, row)
+        numbers = zip(places.tolist(), rows.tolist(), keys.tolist(), strict=True)
+        for place, row, key in numbers:
+            image = image_size(files, place)
             try:
                 image = image or self.rows.files.size(row)
             except Exception:  # noqa: BLE001  a broken file: its turn comes when it is decoded
@@ -130,6 +174,7 @@ class Feed:
         if self.session.threads == 0:
             while self.fallback.serve_one(0.0):
                 pass
+            self._fetched.pop(id(job.batch.native), None)
             return job.batch.failures()
         deadline = time.monotonic() + timeout if timeout else float("inf")
         while not self.session.wait(job.batch, 1.0, watch=not self.fallback.started):
@@ -137,6 +182,7 @@ class Feed:
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
             if not self.fallback.started and self.session.declines():
                 self.fallback.start()
+        self._fetched.pop(id(job.batch.native), None)
         return job.batch.failures()
 
     def error(self, job: Job, failure: Failure) -> DecodeError:
@@ -196,6 +242,8 @@ class Feed:
         if self.session.usable:
             batches = [job.batch for job in jobs]
             self.fallback.elsewhere(_cancel, self.session, self.fallback, batches)
+        for job in jobs:
+            self._fetched.pop(id(job.batch.native), None)
         jobs.clear()
 
     def close(self) -> None:
@@ -203,10 +251,16 @@ class Feed:
         self._finalizer()
 
 
-def _decoder(rows: Rows) -> Decode:
+def _decoder(rows: Rows, fetched: dict[int, Fetched]) -> Decode:
     """What the fallback asks; it holds the rows, not the feed, which its threads would keep."""
     decode = rows.decode
-    return lambda batch, row: decode(row)
+
+    def of_batch(batch: object, row: int) -> NDArray[np.uint8]:
+        if (memory := fetched.get(id(batch))) is None:
+            return decode(row)
+        return decode(int(memory.rows[row]), memory.content(row))
+
+    return of_batch
 
 
 def _most_pixels(files: Files) -> int | None:
@@ -221,7 +275,9 @@ def _cancel(session: Session, fallback: Fallback, batches: list[Batch]) -> None:
         fallback.forget(batch)
 
 
-def _close(session: Session, fallback: Fallback) -> None:
+def _close(session: Session, fallback: Fallback, ranges: Ranges | None) -> None:
+    if ranges is not None:
+        ranges.close()
     fallback.elsewhere(_close_here, session, fallback)
 
 

@@ -222,7 +222,7 @@ class LoweredIterator:
     ) -> None:
         self.feed, self.batches, self.policy = feed, batches, policy
         self._then, self._ahead = then, ahead
-        self._draws: Iterator[Draw] = iter(batches)
+        self._draws = feed.ahead(iter(batches))
         self._jobs: deque[Job] = deque()
         self._next: LoweredIterator | None = None
         self._error: Exception | None = None

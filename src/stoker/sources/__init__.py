@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from stoker.errors import SourceError
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from stoker.sources.filelist import ImageDataset as ImageDataset
     from stoker.sources.folder import ImageFolder as ImageFolder
     from stoker.sources.index import Images
+
+    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _PUBLIC = {"ImageDataset": "filelist", "ImageFolder": "folder"}
 
@@ -45,6 +49,9 @@ def open(
     max_pixels: int | None = None,
     max_bytes: int | None = None,
     cache: bool | Literal["beside"] = True,
+    storage: Mapping[str, Any] | None = None,
+    cache_bytes: int | None = None,
+    remote: str = "copy",
 ) -> Images:
     """The map-style dataset of the images at ``path``; its content says in which format they are.
 
@@ -67,6 +74,9 @@ def open(
     idx files, MNIST's; labels are found beside            `stoker.sources.idx.IDX`
     CIFAR batches, or the folder of the training batches   `stoker.sources.cifar.CIFAR`
     =====================================================  =========================================
+
+    Shards may be at URLs: ``s3://``, ``gs://``, ``http://``, ``https://``. They are copied to the
+    cache folder first, see docs/remote.md.
 
     Args:
         path: a folder or file, or several shards: a list, or a pattern with ``{000000..000099}``,
@@ -91,9 +101,15 @@ def open(
         max_bytes: an image of more raises DecodeError instead of being read.
         cache: keep what a listing or an index took to make: in the user's cache folder, or of
             shards ``"beside"`` them, where all machines that see them find it.
+        storage: of URLs, what fsspec's file system of their kind is to know: keys, endpoints.
+        cache_bytes: of URLs, how many bytes the cache folder may have; left out, what leaves a
+            tenth of its disk free.
+        remote: of URLs, ``"copy"`` to copy shards to the cache folder, ``"ranges"`` to read each
+            sample from its shard.
 
     Raises:
         SourceError: it cannot be read.
+        ImportError: of URLs, the extra ``stoker[remote]`` is not installed.
         ValueError: an argument says nothing to this format.
     """
     options = {
@@ -117,7 +133,20 @@ def open(
         for name, (value, default) in options.items()
         if type(value) is not type(default) or value != default
     }
-    return _opened(path, transform, target_transform, given, {})
+    from stoker.sources.remote import is_url, opened
+
+    def make(local: Paths | Dataset) -> Images:
+        return _opened(local, transform, target_transform, given, {}, is_url(path))
+
+    if remote not in ("copy", "ranges"):
+        raise ValueError(f"remote must be 'copy' or 'ranges', got {remote!r}")
+    if is_url(path):
+        if cache == "beside":
+            raise ValueError("cache='beside' says nothing to URLs: nothing is written there")
+        return opened(path, storage or {}, cache_bytes, remote == "ranges", make)
+    if (storage, cache_bytes, remote) != (None, None, "copy"):
+        raise ValueError("storage=, cache_bytes= and remote= say nothing to a local path")
+    return make(path)
 
 
 def open_whole(
@@ -147,7 +176,13 @@ def open_whole(
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if label != "auto":
         given["label"] = label
-    return _opened(path, None, None, given, _LENIENT | (_ANEW if anew else {}))
+    known_to_some = _LENIENT | (_ANEW if anew else {})
+    from stoker.sources.remote import is_url, opened
+
+    def make(local: Paths | Dataset) -> Images:
+        return _opened(local, None, None, given, known_to_some, is_url(path))
+
+    return opened(path, {}, None, False, make) if is_url(path) else make(path)
 
 
 _ANEW = {"cache": False, "checksums": True}
@@ -155,14 +190,26 @@ _LENIENT = {"damaged": "skip", "missing": "skip", "allow_empty": True}
 
 
 def _opened(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset,
+    path: Paths | Dataset,
     transform: Callable[[Any], Any] | None,
     target_transform: Callable[[Any], Any] | None,
     given: Mapping[str, Any],
     known_to_some: Mapping[str, Any],
+    remote: bool,
 ) -> Images:
-    """The dataset at ``path``, under options that its format must know and others that it may."""
+    """The dataset of what is at a local path.
+
+    Args:
+        path: one or several.
+        transform: of images.
+        target_transform: of labels.
+        given: options that its format must know.
+        known_to_some: options that its format may know.
+        remote: it is what was copied from a URL.
+    """
     kind = _format_of(path)
+    if remote:
+        _require_shards(kind, os.fspath(path if isinstance(path, str | os.PathLike) else path[0]))
     dataset = getattr(import_module(f"stoker.sources.{kind.module}"), kind.dataset)
     known = inspect.signature(dataset).parameters
     for name, value in given.items():
@@ -173,6 +220,22 @@ def _opened(
     options = {name: value for name, value in known_to_some.items() if name in known}
     images: Images = dataset(path, transform, target_transform, **{**options, **given})
     return images
+
+
+def _require_shards(kind: _Format, first: str) -> None:
+    """Raises SourceError where a format cannot be read from what is at URLs, as it is asked for."""
+    from stoker.copies import ranged
+
+    if kind.apart:
+        raise SourceError(
+            first,
+            f"is {kind.what}, which needs files beside it: of URLs, only shards are read. Make "
+            "some with stoker pack, and copy those there",
+        )
+    if not kind.ranges and ranged(first) is not None:
+        raise SourceError(
+            first, f"is {kind.what}, which is not read by ranges: leave remote='ranges' out"
+        )
 
 
 def format_of(dataset: object) -> str:
@@ -192,34 +255,38 @@ class _Format:
             path, of a file beginning with ``head``, is in this format.
         dataset: the class, or the function that makes one, in that module.
         shards: it may be several files.
+        apart: it needs files beside it, its images or its labels.
+        ranges: whoever reads its shards has them at hand first, see `stoker.copies.at_hand`.
     """
 
     what: str
     module: str
     dataset: str
     shards: bool = False
+    apart: bool = False
+    ranges: bool = False
 
 
 # In the order in which they are asked; the last are the least particular.
 _FORMATS = (
-    _Format("an LMDB environment", "lmdb", "LMDB"),
-    _Format("MDS shards", "mds", "MDS"),
+    _Format("an LMDB environment", "lmdb", "LMDB", ranges=True),
+    _Format("MDS shards", "mds", "MDS", ranges=True),
     _Format("LitData's chunks", "litdata", "LitData"),
-    _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True),
-    _Format("a folder of Pascal VOC's annotations", "voc", "VOC"),
+    _Format("TFRecord shards", "tfrecord", "TFRecord", shards=True, ranges=True),
+    _Format("a folder of Pascal VOC's annotations", "voc", "VOC", apart=True),
     _Format("Arrow files", "arrow", "Arrow", shards=True),
     _Format("Parquet files", "parquet", "Parquet", shards=True),
     _Format("zip archives", "zip", "Zip", shards=True),
     _Format("an FFCV file", "beton", "Beton"),
-    _Format("an idx file", "idx", "IDX"),
+    _Format("an idx file", "idx", "IDX", apart=True),
     _Format("CIFAR batches", "cifar", "CIFAR"),
-    _Format("a folder of classes", "folder", "ImageFolder"),
-    _Format("a COCO annotation file", "coco", "COCO"),
-    _Format("a table of boxes", "boxtable", "BoxTable"),
-    _Format("a label file", "filelist", "labelled"),
+    _Format("a folder of classes", "folder", "ImageFolder", apart=True),
+    _Format("a COCO annotation file", "coco", "COCO", apart=True),
+    _Format("a table of boxes", "boxtable", "BoxTable", apart=True),
+    _Format("a label file", "filelist", "labelled", apart=True),
 )
 _DATASET = _Format("a datasets.Dataset", "arrow", "of_dataset", shards=True)
-_OTHERS = _Format("tar shards", "tar", "Tar", shards=True)
+_OTHERS = _Format("tar shards", "tar", "Tar", shards=True, ranges=True)
 
 
 def _format_of(
@@ -247,6 +314,10 @@ def _head(path: str) -> bytes:
     """How a file begins; nothing where it is none, which its reader will say."""
     from builtins import open as open_file
 
+    from stoker.copies import ranged
+
+    if (copies := ranged(path)) is not None:
+        return copies.read(path, 0, min(4096, copies.state_of(path)[0]))
     if not os.path.isfile(path):
         return b""
     with open_file(path, "rb") as file:

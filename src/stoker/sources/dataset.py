@@ -83,13 +83,15 @@ class Rows:
         """Name of a sample: relative to the folder of all, or in its shard."""
         return self.files.name(int(self.rows_of(np.array([index]))[0]))
 
-    def decode(self, row: int) -> NDArray[np.uint8]:
+    def decode(self, row: int, content: bytes | None = None) -> NDArray[np.uint8]:
         """What Pillow makes of a file: RGB, uint8 of shape (height, width, 3).
+
+        ``content`` are its bytes, where they are at hand.
 
         Raises:
             DecodeError: Pillow cannot decode it.
         """
-        return np.asarray(self.files.open(row))
+        return np.asarray(self.files.open(row, content=content))
 
     def same_as(self, other: Rows) -> bool:
         """True where both name the same files in the same order, with equal labels and limits."""

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import cache as kept
+from stoker.copies import ranged
 from stoker.errors import SourceError
 from stoker.sources.shards import Found
 
@@ -55,6 +56,8 @@ def once(path: str, what: str, write: Callable[[BinaryIO], None], size: int | No
     Raises:
         SourceError: the file cannot be read, ``write`` finds it damaged, or there is no space.
     """
+    if ranged(path) is not None:
+        raise SourceError(path, "is expanded first, so it has no ranges: leave remote='ranges' out")
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 from torch.utils.data import Dataset
 
+from stoker.copies import Copies
 from stoker.errors import DecodeError, StokerWarning
 
 T = TypeVar("T")
@@ -52,20 +53,26 @@ class Extents:
         shard: which of them, uint32 of shape (n,).
         begin: where in it, int64 of shape (n,).
         length: how many bytes, int64 of shape (n,).
+        copies: the remote objects that the files are copies of; None where they are none.
     """
 
     shards: Files
     shard: NDArray[np.uint32]
     begin: NDArray[np.int64]
     length: NDArray[np.int64]
+    copies: Copies | None = None
 
     def select(self, rows: NDArray[np.int64]) -> Extents:
         """Those of some rows, in the order of ``rows``."""
-        return Extents(self.shards, self.shard[rows], self.begin[rows], self.length[rows])
+        return replace(
+            self, shard=self.shard[rows], begin=self.begin[rows], length=self.length[rows]
+        )
 
     def same_as(self, other: Extents) -> bool:
-        """True where both name the same bytes."""
+        """True where both name the same bytes, of the same remote objects if they are remote."""
         mine, its = self.shards, other.shards
+        if self.copies is not other.copies:
+            return False
         return (mine.root, mine.names.tobytes()) == (its.root, its.names.tobytes()) and all(
             np.array_equal(getattr(self, name), getattr(other, name))
             for name in ("shard", "begin", "length")
@@ -131,7 +138,9 @@ class Files:
         """Path of ``row``, which must be in [0, n); of its shard, a colon and its name there."""
         if self.extents is None:
             return self.root + self.name(row)
-        return f"{self.extents.shards.path(int(self.extents.shard[row]))}:{self.name(row)}"
+        shard, copies = int(self.extents.shard[row]), self.extents.copies
+        path = self.extents.shards.path(shard)
+        return f"{path if copies is None else copies.url_of(path)}:{self.name(row)}"
 
     def paths(
         self,
@@ -183,24 +192,27 @@ class Files:
             return file
         length = int(extents.length[row])
         self._check(length)
-        with open(extents.shards.path(int(extents.shard[row])), "rb") as shard:
-            shard.seek(int(extents.begin[row]))
+        path, begin = extents.shards.path(int(extents.shard[row])), int(extents.begin[row])
+        if extents.copies is not None and extents.copies.ranged:
+            return io.BytesIO(extents.copies.read(path, begin, length))
+        with open(path, "rb") as shard:
+            shard.seek(begin)
             return io.BytesIO(shard.read(length))
 
     def _check(self, size: int) -> None:
         if self.max_bytes is not None and size > self.max_bytes:
             raise ValueError(f"{size:,} bytes, more than max_bytes={self.max_bytes:,}")
 
-    def open(self, row: int, index: int | None = None) -> Image.Image:
+    def open(self, row: int, index: int | None = None, content: bytes | None = None) -> Image.Image:
         """The image of ``row``, decoded, mode RGB: what torchvision's default loader gives.
 
-        ``index`` is the sample's, if not ``row``.
+        ``index`` is the sample's, if not ``row``; ``content`` its bytes, where they are at hand.
 
         Raises:
             DecodeError: it cannot be opened or decoded, or it exceeds a limit.
         """
         try:
-            with self.opened(row) as file:
+            with self.opened(row) if content is None else io.BytesIO(content) as file:
                 image: Image.Image = Image.open(file)
                 pixels = image.width * image.height
                 if self.max_pixels is not None and pixels > self.max_pixels:

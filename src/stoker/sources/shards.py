@@ -32,8 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import cache as kept
+from stoker.copies import at_hand, ranged
 from stoker.errors import SourceError
 from stoker.sources.index import IMAGE_EXTENSIONS, Extents, Files, Images, Names, warn
+
+MOST_SHARDS = 1_000_000
 
 WRITTEN_SUFFIXES = (*IMAGE_EXTENSIONS, ".gif", ".avif", ".jp2", ".jpe", ".jfif")
 """What the name of an image in a shard ends with."""
@@ -43,7 +46,6 @@ _PIXELS = {b"P5\n": ".pgm", b"P6\n": ".ppm"}
 _MAGIC = b"stoker index 1"
 _HEAD = struct.Struct("<5q")
 _DIGEST_BYTES = 16
-_MOST_SHARDS = 1_000_000
 _THREADS = 8
 _SILENT_SECONDS = 2
 _SETTLED_SECONDS = 2
@@ -237,9 +239,9 @@ def paths_of(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
     patterns = [shards] if isinstance(shards, str | os.PathLike) else list(shards)
     found: list[str] = []
     for pattern in patterns:
-        for path in _expanded(os.path.expanduser(os.fspath(pattern))):
-            if len(found) >= _MOST_SHARDS:
-                raise SourceError(str(pattern), f"stands for more than {_MOST_SHARDS:,} shards")
+        for path in expanded(os.path.expanduser(os.fspath(pattern))):
+            if len(found) >= MOST_SHARDS:
+                raise SourceError(str(pattern), f"stands for more than {MOST_SHARDS:,} shards")
             if not glob.has_magic(path) or os.path.exists(path):
                 found.append(path)
                 continue
@@ -255,7 +257,7 @@ def paths_of(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def _expanded(pattern: str) -> Iterator[str]:
+def expanded(pattern: str) -> Iterator[str]:
     """What the braces in a pattern stand for, as in a shell."""
     brace = re.search(r"\{([^{}]*)\}", pattern)
     if brace is None:
@@ -273,7 +275,7 @@ def _expanded(pattern: str) -> Iterator[str]:
         width = max(map(len, numbers.groups())) if "0" in (numbers[1][0], numbers[2][0]) else 0
         texts = (f"{number:0{width}}" for number in range(first, last + step, step))
     for text in texts:
-        yield from _expanded(pattern[: brace.start()] + text + pattern[brace.end() :])
+        yield from expanded(pattern[: brace.start()] + text + pattern[brace.end() :])
 
 
 # What is in them
@@ -396,28 +398,37 @@ def _show_progress(jobs: list[Future[Index]]) -> None:
 def _index(path: str, scan: Callable[[str], Index], wanted: str, cache: Cache) -> Index:
     """The index of a shard, from where it is kept if that is still right."""
     if not cache:
-        return scan(path)
+        with at_hand(path):
+            return scan(path)
     absolute = os.path.abspath(path)
     folder, name = os.path.split(absolute)
     beside = os.path.join(folder, f".{name}.{_hashed(wanted)[:8]}.stoker")
     central = "shards/" + _hashed(f"{absolute}\0{wanted}")
-    try:
-        before = os.stat(path)
-    except OSError as error:
-        raise SourceError(path, error.strerror or str(error)) from error
-    state = before.st_size, before.st_mtime_ns
+    state = _state(path)
     for place in (beside,) if cache == "beside" else (central, beside):
         if (data := kept.load(place)) is not None and (index := _unpacked(data, state)) is not None:
             return index
     settled = time.time_ns() - int(_SETTLED_SECONDS * 1e9)
-    index = scan(path)
-    if not index.damage and before.st_mtime_ns < settled:
+    with at_hand(path):
+        index = scan(path)
+    if not index.damage and state[1] < settled:
         kept.store(beside if cache == "beside" else central, _packed(index, state))
     return index
 
 
 def _hashed(text: str) -> str:
     return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
+
+
+def _state(path: str) -> tuple[int, int]:
+    """Size of a shard, and its time of change in ns."""
+    if (copies := ranged(path)) is not None:
+        return copies.state_of(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise SourceError(path, error.strerror or str(error)) from error
+    return status.st_size, status.st_mtime_ns
 
 
 def _packed(index: Index, state: tuple[int, int]) -> list[bytes]:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from stoker.copies import at_hand
 from stoker.errors import SourceError
 from stoker.sources.shards import (
     WRITTEN_SUFFIXES,
@@ -184,7 +185,7 @@ class _Samples:
             return None
         _, begin, length, content = fields[kind]
         if content is None:
-            with open(path, "rb") as shard:
+            with at_hand(path), open(path, "rb") as shard:
                 shard.seek(begin)
                 content = shard.read(length)
         try:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO
 
+from stoker.copies import ranged
 from stoker.errors import SourceError
 from stoker.sources.expanded import inflate, once
 from stoker.sources.protobuf import ProtobufError, Span, field, fields_of, messages_of, varint
@@ -176,6 +177,11 @@ def _is_compressed(head: bytes) -> bool:
 
 def _plain(path: str) -> str:
     """The path of the shard or, of a compressed one, of what it was expanded to."""
+    if (copies := ranged(path)) is not None:
+        head = copies.read(path, 0, min(_HEAD_BYTES, copies.state_of(path)[0]))
+        if _is_compressed(head) and recognises(path, head):
+            raise SourceError(path, "is compressed, so it has no ranges: leave remote='ranges' out")
+        return path
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise SourceError(path, "is no file")
