@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import runpy
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+
+import stoker
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,7 +59,7 @@ def test_command_exists(command: str) -> None:
 
 def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example as it stands, on five photos, with as many workers as are sensible here."""
-    (example,) = _blocks("python")
+    example = _blocks("python")[0]
     (tmp_path / "photos").mkdir()
     for number in range(5):
         image = Image.effect_noise((320, 240), 80).convert("RGB")
@@ -73,8 +77,18 @@ def test_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_example_is_short() -> None:
-    (example,) = _blocks("python")
+    example = _blocks("python")[0]
     assert len(example.splitlines()) <= 12
+
+
+def test_formats_are_opened_as_open_takes_them() -> None:
+    known = inspect.signature(stoker.open).parameters
+    lines = ast.parse(_blocks("python")[1]).body
+    assert len(lines) > 10
+    for line in lines:
+        assert isinstance(line, ast.Expr) and isinstance(line.value, ast.Call)
+        assert ast.unparse(line.value.func) == "stoker.open"
+        assert {keyword.arg for keyword in line.value.keywords} <= set(known)
 
 
 def test_tables_are_rendered_not_typed() -> None:
