@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import gc
 import hashlib
 import io
 import json
@@ -24,6 +25,7 @@ import lmdb
 import numpy as np
 import pytest
 import torchvision.transforms as v1
+import webdataset
 from PIL import ExifTags, Image
 from typer.testing import CliRunner
 
@@ -142,6 +144,24 @@ def test_tars_are_tars_to_others(tmp_path: Path, source: Images) -> None:
         assert members[f"{i:09}.cls"] == b"%d" % label
         assert json.loads(members[f"{i:09}.json"]) == {"name": name, "class": name.split("/")[0]}
     assert len(members) == 180
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_tars_are_webdatasets_to_webdataset(tmp_path: Path, source: Images) -> None:
+    pack(source, tmp_path / "a-%d.tar", shard_bytes=SIZE)
+    paths = sorted(map(str, tmp_path.glob("a-*.tar")), key=lambda path: (len(path), path))
+    read = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False))
+    gc.collect()  # it leaves its files open
+    assert len(read) == 60
+    for i, (image, label) in enumerate(content(source)):
+        suffix = Path(source.files.name(i)).suffix[1:]
+        assert read[i]["__key__"] == f"{i:09}" and read[i]["cls"] == b"%d" % label
+        assert read[i][suffix] == image
+        assert json.loads(read[i]["json"])["name"] == source.files.name(i)
+    with webdataset.ShardWriter(f"{tmp_path}/b-%d.tar", maxcount=25, verbose=0) as out:
+        for sample in read:
+            out.write({key: value for key, value in sample.items() if key[:5] != "__url"})
+    assert content(stoker.open(f"{tmp_path}/b-*.tar")) == content(source)
 
 
 def test_tfrecords_are_tfrecords_to_others(tmp_path: Path, source: Images) -> None:
