@@ -423,6 +423,45 @@ def test_a_disk_that_gets_full(tmp_path: Path, folder: Path) -> None:
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
+SMALL_DISK = """
+import errno, os, shutil, sys
+import stoker
+from stoker import pack as packing
+from stoker.errors import SourceError
+folder, target, disk = sys.argv[1:]
+os.makedirs(disk)
+if os.system(f"mount -t tmpfs -o size=500k tmpfs {disk}"):
+    sys.exit(77)
+packing._refuse_a_full_disk = lambda *_: None  # others fill it meanwhile
+packing.lmdb._COMMITTED_BYTES = 200_000
+source = stoker.ImageFolder(folder, cache=False)
+try:
+    packing.pack(source, f"{disk}/{target}", shard_bytes=200_000)
+    sys.exit("the disk was too large")
+except OSError as error:
+    print(error)
+os.system(f"mount -o remount,size=64m {disk}")
+packing.pack(source, f"{disk}/{target}", shard_bytes=200_000)
+shutil.copytree(disk, f"{disk}-copy")
+"""
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_real_disk_that_gets_full(tmp_path: Path, folder: Path, kind: str) -> None:
+    target = os.path.basename(named(tmp_path, kind))
+    inner = [sys.executable, "-c", SMALL_DISK, str(folder), target, str(tmp_path / "disk")]
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare to mount a small disk with")
+    run = ["unshare", "--user", "--map-root-user", "--mount", *inner]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        pytest.skip("no disk may be mounted here")
+    assert done.returncode == 0, done.stderr
+    assert re.search("No space left|bytes are free", done.stdout)
+    pack(stoker.ImageFolder(folder, cache=False), named(tmp_path / "whole", kind), shard_bytes=SIZE)
+    assert digests_below(tmp_path / "disk-copy") == digests_below(tmp_path / "whole")
+
+
 def test_a_disk_that_is_too_small(
     tmp_path: Path, source: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:

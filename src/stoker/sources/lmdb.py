@@ -434,8 +434,9 @@ def write(path: str, samples: Callable[[int], Iterator[Sample]]) -> None:
                     _commit(environment, values, done)
                     values, waiting_bytes = {}, 0
             _commit(environment, values, done)
-    except lmdb.Error as error:
-        raise SourceError(path, str(error)) from error
+    except lmdb.Error as error:  # of a full disk it says EIO
+        free = shutil.disk_usage(os.path.dirname(path) or ".").free
+        raise SourceError(path, f"{error}; {free:,} bytes are free there") from error
 
 
 def _commit(environment: Any, values: Mapping[bytes, bytes], done: int) -> None:
