@@ -128,6 +128,9 @@ def measure(
     say("storage")
     storage, sample_bytes = _storage(rows, chosen, threads, stays_cached, effort)
     with _in_memory(rows.files, _contents(rows, chosen)) as files:
+        every = np.arange(len(files))
+        memory = Figure.of(_read_rounds(files, every, threads, effort, False, []))
+        storage = replace(storage, memory=memory)
         inner = Images(files, rows.transform)
         busy = vitals.look()
         made = {threads: _rate(inner, threads, arguments, effort, say)}
@@ -308,7 +311,7 @@ def _storage(
         stays = room is not None and mean * len(rows) < 0.8 * room
     kind = vitals.place_of(_path(files, int(random[0]))).kind(latency)
     packed = files.extents is not None
-    return Storage(kind, latency, warm, cold, in_sequence, stays, packed), mean
+    return Storage(kind, latency, warm, cold, in_sequence, None, stays, packed), mean
 
 
 def _read_rounds(
@@ -396,7 +399,7 @@ def _rate(
     dataset: Any, threads: int, arguments: dict[str, Any], effort: Effort, say: Say
 ) -> Figure:
     """Images/s of a loader over ``dataset``, repeated until the clock has run."""
-    say(f"decoding and transforming from memory, {threads} threads")
+    say(f"decoding and transforming, with {threads} threads")
     loader: DataLoader[Any] = DataLoader(
         _repeated(dataset), num_workers=threads, seed=0, on_error="skip", **arguments
     )

@@ -29,15 +29,15 @@ _GPU_SECONDS = 0.5
 
 @dataclass
 class Watched:
-    """One loader of a loop, and its times so far.
+    """Loaders that are alike, such as those that a script makes anew each epoch, and their times.
 
     Attributes:
-        loader: it; None where it is gone.
         name: for people.
+        settings: of the first; None where it is no torch loader.
     """
 
-    loader: Any
     name: str
+    settings: Settings | None = None
     batches: int = 0
     samples: int = 0
     epochs: int = 0
@@ -117,6 +117,19 @@ def samples_of(batch: Any) -> int:
     return len(batch) if hasattr(batch, "__len__") else 1
 
 
+def name_of(loader: Any) -> str:
+    """What a loader is called: by what it loads, and how."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None:
+        return type(loader).__name__
+    samples = f"{len(dataset):,} samples, " if hasattr(dataset, "__len__") else ""
+    return (
+        f"{type(loader).__name__}({type(dataset).__name__}: {samples}"
+        f"batch_size={getattr(loader, 'batch_size', None)}, "
+        f"num_workers={getattr(loader, 'num_workers', None)})"
+    )
+
+
 class Watch:
     """Loaders whose iterations are timed, and how busy the system is meanwhile.
 
@@ -127,7 +140,7 @@ class Watch:
 
     def __init__(self, clock: Clock = time.perf_counter, only: Any = None) -> None:
         self.clock, self.only = clock, only
-        self.watched: dict[int, Watched] = {}
+        self.watched: dict[str, Watched] = {}
         self._process = os.getpid()
         self._before = vitals.look()
         self._gpu = vitals.gpu_reader()
@@ -166,11 +179,11 @@ class Watch:
         """``inner`` with a clock, unless it has one."""
         if isinstance(inner, _Timed) or os.getpid() != self._process:
             return inner
-        watched = self.watched.get(id(loader))
-        if watched is None or watched.loader is not loader:
-            name = f"{type(loader).__name__} {len(self.watched) + 1}" if self.only is None else ""
-            watched = Watched(loader, name or type(loader).__name__)
-            self.watched[id(loader)] = watched
+        name = name_of(loader)
+        watched = self.watched.get(name)
+        if watched is None:
+            # The loader itself is not held: its workers are to end when the script drops it.
+            watched = self.watched[name] = Watched(name, settings_of(loader))
         return _Timed(inner, watched, self)
 
     def gpu(self, now: float) -> None:
@@ -210,7 +223,7 @@ class Report:
         return "\n".join(lines)
 
 
-def settings_of(loader: Any, epochs: int = 1) -> Settings | None:
+def settings_of(loader: Any) -> Settings | None:
     """How a loader is set; None where it is no torch loader."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(loader, torch.utils.data.DataLoader):
@@ -222,7 +235,6 @@ def settings_of(loader: Any, epochs: int = 1) -> Settings | None:
         cores=machine.usable_cores(),
         pin_memory=loader.pin_memory,
         persistent_workers=loader.persistent_workers,
-        epochs=epochs,
         cuda=torch.cuda.is_available(),
         ranks=machine.local_world_size(),
     )
@@ -231,8 +243,10 @@ def settings_of(loader: Any, epochs: int = 1) -> Settings | None:
 def report_of(watched: Watched, system: Vitals, found: Ceilings | None = None) -> Report:
     """Judges a loop by its times, and by the ceilings of its loader where there are some."""
     loop = watched.loop()
-    settings = settings_of(watched.loader, loop.epochs)
-    findings = verdict.judge_settings(settings, loop) if settings is not None else []
+    findings = []
+    if watched.settings is not None:
+        settings = replace(watched.settings, epochs=loop.epochs)
+        findings = verdict.judge_settings(settings, loop)
     judged = verdict.judge_loop(loop, system)
     if found is not None and judged.stage != "consumer":
         told = verdict.judge(found, system)
@@ -300,7 +314,7 @@ class diagnose:  # noqa: N801  used as a function
         assert watch is not None
         watch.unpatch()
         self.vitals = watch.vitals()
-        watched = watch.watched.get(id(self.loader))
+        watched = next(iter(watch.watched.values()), None)
         if kind is not None:
             return
         if watched is None or not watched.batches:

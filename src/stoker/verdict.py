@@ -3,6 +3,7 @@
 Note [How stages add up]
     A thread reads a sample, then decodes and transforms it: their times add up, and what threads
     produce is 1 / (1 / read + 1 / made), where both are images/s with the same number of threads.
+    What is made from memory is read, too, from there: of reading, only what it takes longer counts.
     The consumer runs beside them: the whole is the smaller of the two. After an action one of the
     ceilings is another, and the gain is the whole then over the whole now; the next ceiling caps
     it, as in Amdahl's law. No other effects are assumed.
@@ -60,6 +61,7 @@ class Storage:
         cold_random, cold_sequential: after the page cache was told to drop the bytes; None where
             that cannot be done.
         warm: from the page cache.
+        memory: the same reads from a file in memory, which is what the measuring itself costs.
         stays_cached: all of the data set fits in the memory that may cache it, so that only the
             first epoch is cold.
         packed: samples lie in shards.
@@ -70,6 +72,7 @@ class Storage:
     warm: Figure
     cold_random: Figure | None = None
     cold_sequential: Figure | None = None
+    memory: Figure | None = None
     stays_cached: bool = False
     packed: bool = False
 
@@ -77,6 +80,11 @@ class Storage:
     def steady(self) -> Figure:
         """As most epochs read."""
         return self.warm if self.stays_cached or self.cold_random is None else self.cold_random
+
+    def alone(self, figure: Figure) -> float:
+        """Images/s of the storage by itself, where ``figure`` was read."""
+        seconds = 1 / figure.median - (1 / self.memory.median if self.memory else 0.0)
+        return 1 / seconds if seconds > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -269,9 +277,9 @@ class Verdict:
     notes: tuple[str, ...] = field(default=())
 
 
-def together(*rates: float | None) -> float:
-    """Images/s of stages that one thread runs one after the other; None are left out."""
-    seconds = sum(1 / rate for rate in rates if rate)
+def together(*rates: float) -> float:
+    """Images/s of stages that one thread runs one after the other."""
+    seconds = sum(1 / rate for rate in rates)
     return 1 / seconds if seconds else math.inf
 
 
@@ -280,7 +288,8 @@ def judge(ceilings: Ceilings, vitals: Vitals | None = None) -> Verdict:
 
     Without a consumer, the loader alone is judged.
     """
-    read = ceilings.storage.steady.median if ceilings.storage else None
+    storage = ceilings.storage
+    read = storage.alone(storage.steady) if storage else math.inf
     made = ceilings.made_here.median
     possible = together(read, made)
     produced = ceilings.theirs.median if ceilings.theirs else possible
@@ -292,7 +301,10 @@ def judge(ceilings: Ceilings, vitals: Vitals | None = None) -> Verdict:
         what = f"stoker.DataLoader instead of torch's: {produced:,.0f} -> {possible:,.0f} images/s"
         actions = [replace(one, after="stoker") for one in actions]
         actions.append(Action("stoker", what, min(possible, consumer) / whole))
-    actions.sort(key=lambda one: (not one.after, one.gain), reverse=True)
+    # Of the same gain, what leaves the pixels alone comes first.
+    actions.sort(
+        key=lambda one: (not one.after, round(one.gain, 2), not one.changes_pixels), reverse=True
+    )
     headroom = None
     if stage == "consumer":
         sentence = (
@@ -320,15 +332,15 @@ def judge(ceilings: Ceilings, vitals: Vitals | None = None) -> Verdict:
 
 
 def _stage(
-    ceilings: Ceilings, vitals: Vitals | None, read: float | None, produced: float, consumer: float
+    ceilings: Ceilings, vitals: Vitals | None, read: float, produced: float, consumer: float
 ) -> tuple[str, float, list[float]]:
     """The stage that binds, its ceiling, and the ceilings of the others."""
     if consumer <= produced:
         return "consumer", consumer, []
     made, best = ceilings.made_here.median, _best(ceilings)
-    if read is not None and read < made:
+    if read < made:
         return "storage", read, [made]
-    others = [] if read is None else [read]
+    others = [read] if math.isfinite(read) else []
     if vitals is not None and (vitals.throttled or 0.0) >= _THROTTLED:
         return "quota", made, others
     if ceilings.waiting > 0.5:
@@ -353,7 +365,7 @@ def _best(ceilings: Ceilings) -> int:
 def _actions(
     ceilings: Ceilings,
     vitals: Vitals | None,
-    read: float | None,
+    read: float,
     consumer: float,
     whole: float,
 ) -> list[Action]:
@@ -366,9 +378,9 @@ def _actions(
             found.append(Action(name, what, gain, changes_pixels))
 
     if storage and not storage.stays_cached and storage.cold_random and storage.cold_sequential:
-        assert read is not None
-        fast = storage.cold_sequential.median
-        change = f"storage {read:,.0f} -> {fast:,.0f} images/s"
+        slow, fast = storage.cold_random.median, storage.cold_sequential.median
+        change = f"storage {slow:,.0f} -> {fast:,.0f} images/s"
+        fast = storage.alone(storage.cold_sequential)
         if storage.packed:
             add("sequential", f"read in the order of the shards: {change}", together(fast, made))
         else:
@@ -376,7 +388,7 @@ def _actions(
             add("pack", what, together(fast, made))
     if storage and not storage.stays_cached and storage.cold_random:
         what = f"keep the bytes in memory or on a faster disk: {storage.warm.median:,.0f} images/s"
-        add("cache", what, together(storage.warm.median, made))
+        add("cache", what, together(storage.alone(storage.warm), made))
     if ceilings.smaller is not None:
         smaller = ceilings.smaller
         add(
@@ -424,10 +436,12 @@ def _how(stage: str, ceilings: Ceilings, vitals: Vitals | None, rate: float) -> 
     storage = ceilings.storage
     match stage:
         case "storage" if storage is not None and ceilings.waiting <= 0.5:
-            cold = "reads from the page cache" if storage.stays_cached else "cold random reads"
+            reads, read = "cold random reads", storage.steady.median
+            if storage.stays_cached:
+                reads = "reads from the page cache"
             return (
-                f"{cold} give {rate:,.0f} images/s "
-                f"({rate * ceilings.sample_bytes / 1e6:,.0f} MB/s, {storage.kind}, "
+                f"{reads} give {read:,.0f} images/s "
+                f"({read * ceilings.sample_bytes / 1e6:,.0f} MB/s, {storage.kind}, "
                 f"{storage.latency_seconds * 1e3:.2f} ms a read)"
             )
         case "storage":
@@ -463,9 +477,10 @@ def _notes(ceilings: Ceilings, vitals: Vitals | None, made: float) -> list[str]:
     if storage and storage.cold_random:
         cold = storage.cold_random.median
         if storage.stays_cached:
+            first = together(storage.alone(storage.cold_random), made)
             notes.append(
-                f"the first epoch is read from the {storage.kind}, at {together(cold, made):,.0f} "
-                "images/s; all bytes fit in memory, so later epochs are not"
+                f"the first epoch is read from the {storage.kind}, at {first:,.0f} images/s; all "
+                "bytes fit in memory, so later epochs are not"
             )
         if cold > 0.8 * storage.warm.median and storage.kind != "memory":
             notes.append(

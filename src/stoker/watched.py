@@ -57,7 +57,7 @@ def _tell(watches: list[Watch], as_json: bool) -> None:
         for one in seen:
             report = report_of(one, system)
             found.append({**asdict(report), "waits": report.loop.waits})
-            texts.append(f"{one.name}, {one.batches} batches: {report}")
+            texts.append(str(report))
     if as_json:
         told = {"loaders": found, "vitals": None if system is None else asdict(system)}
         sys.stdout.write(json.dumps(told) + "\n")

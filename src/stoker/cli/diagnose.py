@@ -170,8 +170,10 @@ def _gain(found: Ceilings, here: Reads, there: Reads) -> float:
     """Images/s of the whole from there over those from here, both read cold."""
     made = found.made_here.median
     most = found.consumer.median if found.consumer else float("inf")
+    assert found.storage is not None  # both are tables of files
+    alone = found.storage.alone
     from_there, from_here = (
-        min(most, verdict.together(one.images.median, made)) for one in (there, here)
+        min(most, verdict.together(alone(one.images), made)) for one in (there, here)
     )
     return from_there / from_here
 
@@ -182,6 +184,10 @@ def _figure(figure: Figure | None, sample_bytes: float) -> tuple[str, str, str]:
     spread = f"{figure.low:,.0f} - {figure.high:,.0f}"
     rate = f"{figure.median * sample_bytes / 1e6:,.0f}" if sample_bytes else ""
     return f"{figure.median:,.0f}", spread, rate
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def stages(found: Ceilings) -> list[tuple[str, Figure]]:
@@ -204,7 +210,7 @@ def stages(found: Ceilings) -> list[tuple[str, Figure]]:
         ]
     rows += [("decode alone", share(found.decode)), ("transform alone", share(found.transform))]
     rows += [
-        (f"from memory, {threads} threads", figure)
+        (f"from memory, {_threads(threads)}", figure)
         for threads, figure in sorted(found.made.items())
     ]
     rows += [
@@ -219,7 +225,7 @@ def stages(found: Ceilings) -> list[tuple[str, Figure]]:
 def _show(data: str, found: Ceilings, judged: Verdict, system: Vitals) -> None:
     console = Console()
     console.print(f"{judged.sentence}.", markup=False, highlight=False)
-    title = f"{data}: ceilings with {found.threads} threads of {found.cores:g} cores"
+    title = f"{data}: ceilings with {_threads(found.threads)} on {found.cores:g} cores"
     table = Table(title=escape(title), title_justify="left")
     table.add_column("alone")
     for column in ("images/s", "lowest - highest", "MB/s"):
@@ -300,12 +306,11 @@ def _draw(found: Ceilings, judged: Verdict, data: str, path: Path) -> None:
     above = [figure.high - figure.median for _, figure in rows]
     names = [name for name, _ in rows]
     axes.barh(names, medians, xerr=[below, above], color="#4c78a8", ecolor="#333333")
-    axes.set_xscale("log")
-    axes.set_xlabel("images/s, logarithmic; lines from the lowest to the highest round")
+    axes.set_xlabel("images/s; lines from the lowest to the highest round")
     axes.axvline(judged.images_per_second, color="#e45756", label="the whole, predicted")
     axes.legend()
     shown = "".join(c if c.isprintable() else "?" for c in data[-60:]).replace("$", r"\$")
-    axes.set_title(f"{shown}: {judged.stage} binds")
+    axes.set_title(f"{shown}; what binds: {judged.stage}")
     try:
         picture.savefig(path, format="png")
     except OSError as error:
