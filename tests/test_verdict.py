@@ -113,11 +113,15 @@ def test_transform() -> None:
 
 
 def test_slow_python_op() -> None:
-    """30 ms in each of 4 workers: at most 133; with 100 made it takes 75 % of the time.
+    """30 ms of 40 in each of 4 workers, which make 100.
 
     Written with stock ops 1000. Put last: 1/1000 + 0.030/4 seconds a sample, 117.6.
     """
-    ops = (OpCost("decode all", 0.002), OpCost("Slow", 0.030, python=True))
+    ops = (
+        OpCost("decode all", 0.002),
+        OpCost("RandomCrop", 0.008),
+        OpCost("Slow", 0.030, python=True),
+    )
     planted = ceilings(made={4: at(100)}, decode_share=0.05, ops=ops, stock=at(1000))
     judged = judge(planted)
     assert planted.python_share == pytest.approx(0.75)
@@ -164,14 +168,16 @@ def test_too_many_threads() -> None:
 
 
 def test_cpu_quota() -> None:
-    """Six cores of which 1.5 may be used: with all of them four times as much."""
-    busy = Vitals(1.0, cores=(0.3,) * 6, throttled=0.7, throttled_seconds=2.0)
+    """Six cores of which 1.5 may be used, and are: with all of them four times as much."""
+    busy = Vitals(1.0, cores=(0.25,) * 6, throttled=0.7, throttled_seconds=2.0)
     planted = ceilings(cores=1.5, threads=6, made={6: at(300), 1: at(310)})
     judged = judge(planted, busy)
     assert judged.stage == "quota"
     assert "70%" in judged.sentence
     assert gain(judged, "quota") == pytest.approx(4)
     assert gain(judged, "threads") == pytest.approx(31 / 30)
+    shared = replace(busy, cores=(0.75,) * 6)  # others use 3 more
+    assert gain(judge(planted, shared), "quota") == pytest.approx(2)
     assert judge(planted, replace(busy, throttled=0.01)).stage == "decode"
 
 

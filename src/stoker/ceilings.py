@@ -15,6 +15,7 @@ import os
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -28,7 +29,7 @@ from torch.utils.data import Subset
 
 from stoker import order, tiers, vitals
 from stoker.engine import decodes, needed, result_size, run_encoded
-from stoker.errors import DecodeError, SourceError
+from stoker.errors import DecodeError, SourceError, StokerWarning
 from stoker.loader import DataLoader
 from stoker.lower import lower_transform
 from stoker.machine import usable_cores
@@ -400,9 +401,12 @@ def _rate(
 ) -> Figure:
     """Images/s of a loader over ``dataset``, repeated until the clock has run."""
     say(f"decoding and transforming, with {threads} threads")
-    loader: DataLoader[Any] = DataLoader(
-        _repeated(dataset), num_workers=threads, seed=0, on_error="skip", **arguments
-    )
+    with warnings.catch_warnings():
+        # Of more workers than cores and the like: that is what is judged here.
+        warnings.simplefilter("ignore", StokerWarning)
+        loader: DataLoader[Any] = DataLoader(
+            _repeated(dataset), num_workers=threads, seed=0, on_error="skip", **arguments
+        )
     try:
         return _windows(iter(loader), arguments["batch_size"], max(1, threads), effort)
     finally:
@@ -411,9 +415,11 @@ def _rate(
 
 def _rate_of_torch(dataset: Any, threads: int, arguments: dict[str, Any], effort: Effort) -> Figure:
     """Images/s of torch's own loader with the same arguments."""
-    loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-        _repeated(dataset), num_workers=threads, **arguments
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            _repeated(dataset), num_workers=threads, **arguments
+        )
     return _windows(iter(loader), arguments["batch_size"], max(1, threads), effort)
 
 

@@ -160,9 +160,9 @@ class Ceilings:
     @property
     def python_share(self) -> float:
         """Of the time that a sample takes from memory, that of steps in Python."""
-        of_python = sum(op.seconds for op in self.ops if op.python)
-        workers = max(1.0, min(self.threads, self.cores))
-        return min(1.0, of_python * self.made_here.median / workers)
+        # Of times of single steps only: those of the whole hold what other processes took.
+        of_all = sum(max(0.0, op.seconds) for op in self.ops)
+        return sum(op.seconds for op in self.ops if op.python) / of_all if of_all else 0.0
 
     @property
     def decode(self) -> float | None:
@@ -405,10 +405,11 @@ def _actions(
         what = f"{more} threads: num_workers={best} instead of {ceilings.threads}: {change}"
         add("threads", what, together(read, ceilings.made[best].median))
     if vitals is not None and (vitals.throttled or 0.0) >= _THROTTLED and vitals.cores:
-        machine = len(vitals.cores)
-        if machine > ceilings.cores:
-            what = f"raise the CPU quota from {ceilings.cores:g} to {machine} cores"
-            add("quota", what, together(read, made * machine / ceilings.cores))
+        idle = sum(1 - busy for busy in vitals.cores)
+        could = ceilings.cores + idle  # what other processes use, a higher quota does not bring
+        if could > ceilings.cores * _WORTH:
+            what = f"raise the CPU quota from {ceilings.cores:g} cores; {idle:.1f} are idle"
+            add("quota", what, together(read, made * could / ceilings.cores))
     if ceilings.waiting > 0.5:
         workers = math.ceil(ceilings.cores / (1 - ceilings.waiting + 0.01))
         if workers > ceilings.threads:
