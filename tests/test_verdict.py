@@ -95,6 +95,13 @@ def test_shards_are_not_packed_again() -> None:
     assert "pack" not in {action.name for action in judged.actions}
 
 
+def test_remote_shards_are_read_beside_the_threads() -> None:
+    """They are read ahead: the slower of 600 read and 1,000 made is what comes out."""
+    judged = judge(ceilings(storage=Storage("network", 0.05, at(600), packed=True, ahead=True)))
+    assert judged.stage == "storage"
+    assert judged.images_per_second == pytest.approx(600)
+
+
 def test_decode() -> None:
     judged = judge(ceilings(smaller=Smaller(256, at(2200), 0.3), consumer=at(5000)))
     assert judged.stage == "decode"

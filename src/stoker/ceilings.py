@@ -50,6 +50,8 @@ _LONG = 1 << 20
 _ROUND = 64
 _COSTED = 48
 _SMALLER = 256
+_AHEAD = 32
+"""Threads that read remote shards by ranges, see `stoker.ranges`."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def measure(
     with _in_memory(rows.files, _contents(rows, chosen)) as files:
         every = np.arange(len(files))
         memory = Figure.of(_read_rounds(files, every, threads, effort, False, []))
-        storage = replace(storage, memory=memory)
+        if not storage.ahead:
+            storage = replace(storage, memory=memory)
         inner = Images(files, rows.transform)
         busy = vitals.look()
         made = {threads: _rate(inner, threads, arguments, effort, say)}
@@ -205,7 +208,7 @@ def reads(rows: Rows, indices: NDArray[np.int64], threads: int, effort: Effort) 
         Figure.of(rates),
         statistics.fmean(sizes),
         latency,
-        vitals.place_of(_path(files, int(chosen[0]))).kind(latency),
+        _kind(files, int(chosen[0]), latency),
     )
 
 
@@ -236,6 +239,16 @@ def _size(files: Files, row: int) -> int:
         return os.stat(files.path(row)).st_size
     except OSError:
         return 0
+
+
+def _remote(files: Files) -> bool:
+    """True where samples are read by ranges of remote objects."""
+    extents = files.extents
+    return extents is not None and extents.copies is not None and extents.copies.ranged
+
+
+def _kind(files: Files, row: int, latency: float) -> str:
+    return "network" if _remote(files) else vitals.place_of(_path(files, row)).kind(latency)
 
 
 def _path(files: Files, row: int) -> str:
@@ -300,6 +313,11 @@ def _storage(
     mean = statistics.fmean(sizes)
     latencies: list[float] = []
     cold = in_sequence = None
+    if _remote(files):  # there is no cache to drop, and other threads read
+        one = _read_rounds(files, random, _AHEAD, effort, False, latencies)
+        return Storage(
+            "network", statistics.median(latencies), Figure.of(one), packed=True, ahead=True
+        ), mean
     if hasattr(os, "posix_fadvise"):
         cold = Figure.of(_read_rounds(files, random, threads, effort, True, latencies))
         begin = int(np.random.default_rng(1).integers(max(1, len(rows) - len(chosen) + 1)))
@@ -310,7 +328,7 @@ def _storage(
     if stays is None:
         room = vitals.memory().room
         stays = room is not None and mean * len(rows) < 0.8 * room
-    kind = vitals.place_of(_path(files, int(random[0]))).kind(latency)
+    kind = _kind(files, int(random[0]), latency)
     packed = files.extents is not None
     return Storage(kind, latency, warm, cold, in_sequence, None, stays, packed), mean
 
@@ -340,7 +358,7 @@ def _read_rounds(
                 _fetch(files, row)
                 return effort.clock() - start
 
-            if not cold:
+            if not cold and not _remote(files):
                 list(pool.map(work, part.tolist()))  # so that it is warm
                 begun = effort.clock()
             took = [one for one in pool.map(work, part.tolist()) if one is not None]
@@ -352,6 +370,10 @@ def _read_rounds(
 
 def _fetch(files: Files, row: int) -> int:
     """Reads a sample as the native reader does; returns how many bytes it got."""
+    if _remote(files):
+        with suppress(OSError, ValueError), files.opened(row) as file:
+            return len(file.read())
+        return 0
     begin, size = 0, -1
     if files.extents is not None:
         begin, size = int(files.extents.begin[row]), int(files.extents.length[row])
@@ -376,6 +398,8 @@ def _fetch(files: Files, row: int) -> int:
 
 def _forget(files: Files, row: int) -> None:
     """Has the kernel drop a sample's bytes from its cache; data that is not written yet stays."""
+    if _remote(files):
+        return
     begin, size = 0, 0
     if files.extents is not None:
         begin, size = int(files.extents.begin[row]), int(files.extents.length[row])

@@ -65,6 +65,7 @@ class Storage:
         stays_cached: all of the data set fits in the memory that may cache it, so that only the
             first epoch is cold.
         packed: samples lie in shards.
+        ahead: threads of their own read, beside those that decode; so are remote shards read.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Storage:
     memory: Figure | None = None
     stays_cached: bool = False
     packed: bool = False
+    ahead: bool = False
 
     @property
     def steady(self) -> Figure:
@@ -156,6 +158,12 @@ class Ceilings:
     def made_here(self) -> Figure:
         """From memory, with the present number of threads."""
         return self.made[self.threads]
+
+    def produced(self, read: float, *made: float) -> float:
+        """Images/s of a loader that reads and makes so many."""
+        if self.storage is not None and self.storage.ahead:
+            return min(read, together(*made))
+        return together(read, *made)
 
     @property
     def python_share(self) -> float:
@@ -291,7 +299,7 @@ def judge(ceilings: Ceilings, vitals: Vitals | None = None) -> Verdict:
     storage = ceilings.storage
     read = storage.alone(storage.steady) if storage else math.inf
     made = ceilings.made_here.median
-    possible = together(read, made)
+    possible = ceilings.produced(read, made)
     produced = ceilings.theirs.median if ceilings.theirs else possible
     consumer = ceilings.consumer.median if ceilings.consumer else math.inf
     whole = min(produced, consumer)
@@ -382,20 +390,24 @@ def _actions(
         change = f"storage {slow:,.0f} -> {fast:,.0f} images/s"
         fast = storage.alone(storage.cold_sequential)
         if storage.packed:
-            add("sequential", f"read in the order of the shards: {change}", together(fast, made))
+            add(
+                "sequential",
+                f"read in the order of the shards: {change}",
+                ceilings.produced(fast, made),
+            )
         else:
             what = f"pack to tar and read in the order of the shards: {change}"
-            add("pack", what, together(fast, made))
+            add("pack", what, ceilings.produced(fast, made))
     if storage and not storage.stays_cached and storage.cold_random:
         what = f"keep the bytes in memory or on a faster disk: {storage.warm.median:,.0f} images/s"
-        add("cache", what, together(storage.alone(storage.warm), made))
+        add("cache", what, ceilings.produced(storage.alone(storage.warm), made))
     if ceilings.smaller is not None:
         smaller = ceilings.smaller
         add(
             "smaller",
             f"store at {smaller.pixels} px ({smaller.share:.0%} of the bytes; changes pixels): "
             f"{made:,.0f} -> {smaller.made.median:,.0f} images/s from memory",
-            together(read, smaller.made.median),
+            ceilings.produced(read, smaller.made.median),
             changes_pixels=True,
         )
     best = _best(ceilings)
@@ -403,13 +415,13 @@ def _actions(
         more = "more" if best > ceilings.threads else "fewer"
         change = f"{made:,.0f} -> {ceilings.made[best].median:,.0f} images/s from memory"
         what = f"{more} threads: num_workers={best} instead of {ceilings.threads}: {change}"
-        add("threads", what, together(read, ceilings.made[best].median))
+        add("threads", what, ceilings.produced(read, ceilings.made[best].median))
     if vitals is not None and (vitals.throttled or 0.0) >= _THROTTLED and vitals.cores:
         idle = sum(1 - busy for busy in vitals.cores)
         could = ceilings.cores + idle  # what other processes use, a higher quota does not bring
         if could > ceilings.cores * _WORTH:
             what = f"raise the CPU quota from {ceilings.cores:g} cores; {idle:.1f} are idle"
-            add("quota", what, together(read, made * could / ceilings.cores))
+            add("quota", what, ceilings.produced(read, made * could / ceilings.cores))
     if ceilings.waiting > 0.5:
         workers = math.ceil(ceilings.cores / (1 - ceilings.waiting + 0.01))
         if workers > ceilings.threads:
@@ -419,11 +431,11 @@ def _actions(
     if python and ceilings.stock is not None:
         names, stock = ", ".join(op.name for op in python), ceilings.stock.median
         what = f"write {names} with stock transforms (docs/transforms.md): {stock:,.0f} images/s"
-        add("stock", what, together(read, stock))
+        add("stock", what, ceilings.produced(read, stock))
         of_python = sum(op.seconds for op in python) / max(
             1.0, min(ceilings.threads, ceilings.cores)
         )
-        last = together(read, stock, 1 / of_python)
+        last = ceilings.produced(read, stock, 1 / of_python)
         add("last", f"put {names} last, so that all before it runs natively", last)
     return found
 
@@ -478,7 +490,7 @@ def _notes(ceilings: Ceilings, vitals: Vitals | None, made: float) -> list[str]:
     if storage and storage.cold_random:
         cold = storage.cold_random.median
         if storage.stays_cached:
-            first = together(storage.alone(storage.cold_random), made)
+            first = ceilings.produced(storage.alone(storage.cold_random), made)
             notes.append(
                 f"the first epoch is read from the {storage.kind}, at {first:,.0f} images/s; all "
                 "bytes fit in memory, so later epochs are not"

@@ -173,7 +173,7 @@ def _gain(found: Ceilings, here: Reads, there: Reads) -> float:
     assert found.storage is not None  # both are tables of files
     alone = found.storage.alone
     from_there, from_here = (
-        min(most, verdict.together(alone(one.images), made)) for one in (there, here)
+        min(most, found.produced(alone(one.images), made)) for one in (there, here)
     )
     return from_there / from_here
 
