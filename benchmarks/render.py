@@ -1,4 +1,4 @@
-"""Renders benchmarks/results/*.jsonl into docs/benchmarks.md and tables of two other pages.
+"""Renders benchmarks/results/*.jsonl into docs/benchmarks.md and tables of three other pages.
 
     python benchmarks/render.py           writes
     python benchmarks/render.py --check   exit status 1 where the pages are not what it would write
@@ -20,6 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 FORMATS = ROOT / "docs" / "formats.md"
+DIAGNOSE = ROOT / "docs" / "diagnose.md"
 BEGIN = "<!-- benchmarks/render.py begins -->"
 END = "<!-- benchmarks/render.py ends -->"
 
@@ -293,6 +294,35 @@ def formats() -> str:
     )
 
 
+def diagnose() -> str:
+    """The worked example of diagnose.md: what was planted, found, predicted and measured."""
+    result = load("diagnose")
+    if result is None:
+        return "Not measured yet: `scripts/bench FOLDER diagnose` fills this in.\n"
+    head, rows = result
+    body = table(
+        ["planted", "what binds", "predicted", "measured", "images/s before", "after"],
+        [
+            [
+                row["case"],
+                row["stage"],
+                f"{row['predicted_gain']:.2f}x",
+                f"{row['measured_gain']:.2f}x",
+                f"{row['before_images_per_second']:,}",
+                f"{row['after_images_per_second']:,}",
+            ]
+            for row in rows
+        ],
+    )
+    told = "".join(
+        f"- {row['case']}: {row['sentence']}. Applied: {row['action']}.\n" for row in rows
+    )
+    return (
+        f"{body}\nWhat `stoker diagnose` said of each, and what was applied:\n\n{told}\n"
+        f"Medians of {head['rounds']} rounds. {conditions(head)}"
+    )
+
+
 def between_marks(path: Path, rendered: str) -> str:
     """A page with what is between its marks replaced."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
@@ -309,6 +339,7 @@ def main() -> None:
         PAGE: page(),
         README: between_marks(README, summary()),
         FORMATS: between_marks(FORMATS, formats()),
+        DIAGNOSE: between_marks(DIAGNOSE, diagnose()),
     }
     stale = [
         path

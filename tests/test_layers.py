@@ -36,9 +36,13 @@ ROWS = [
     _row(
         "plan order stats cache machine genuine transport", "numpy platformdirs", "fsspec aiohttp"
     ),
-    _row("storage copies engine slots draws stock fields collate state", "numpy torch PIL", "rich"),
     _row(
-        "sources fallback proof header shrink",
+        "storage copies engine slots draws stock fields collate state vitals",
+        "numpy torch PIL",
+        "rich pynvml",
+    ),
+    _row(
+        "sources fallback proof header shrink verdict",
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools zstandard",
     ),
@@ -52,12 +56,14 @@ ROWS = [
     _row("epochs", "torch"),
     _row("loader prepared", "numpy torch"),
     _row(
-        "patching diagnose tune pack info verify doctor metrics",
+        "patching ceilings tune pack info verify doctor metrics",
         "numpy torch PIL",
         "torchvision matplotlib ray",
     ),
+    _row("diagnosis", "torch", "torch"),
     _row("run"),
-    _row("cli", "numpy torch PIL typer rich", "torchvision"),
+    _row("watched"),
+    _row("cli", "numpy torch PIL typer rich", "torchvision matplotlib"),
     _row("__main__"),
 ]
 

@@ -33,6 +33,7 @@ def test_exported_names() -> None:
         "WorkerError",
         "__version__",
         "accelerate",
+        "diagnose",
         "explain",
         "open",
         "patch",
@@ -89,6 +90,7 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["run"], ["SCRIPT"]),
         (["verify"], ["--labels", "--against", "--out", "--jobs", "--json"]),
         (["info"], ["--labels", "--sample", "--png", "--json"]),
+        (["diagnose"], ["--labels", "--recipe", "--step-ms", "--against", "--png", "--json"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
     ],
 )

@@ -16,6 +16,7 @@ from stoker.errors import (
 )
 
 if TYPE_CHECKING:
+    from stoker.diagnosis import diagnose
     from stoker.loader import DataLoader
     from stoker.patching import accelerate, explain, patch, unpatch
     from stoker.sources import ImageDataset, ImageFolder, open
@@ -35,6 +36,7 @@ __all__ = [
     "WorkerError",
     "__version__",
     "accelerate",
+    "diagnose",
     "explain",
     "open",
     "patch",
@@ -47,6 +49,7 @@ _PLACES = {
     "ImageDataset": "stoker.sources",
     "ImageFolder": "stoker.sources",
     "accelerate": "stoker.patching",
+    "diagnose": "stoker.diagnosis",
     "explain": "stoker.patching",
     "open": "stoker.sources",
     "patch": "stoker.patching",

@@ -10,6 +10,7 @@ Note [One pool per process]
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import weakref
@@ -394,12 +395,50 @@ def level() -> str:
     return str(_native.levels()[-1])
 
 
-def decodes(data: bytes, upright: bool) -> bool:
-    """True where the native decoder decodes all of a JPEG, on the calling thread, without the GIL.
+def decodes(data: bytes, upright: bool, region: tuple[int, int, int, int] | None = None) -> bool:
+    """True where the native decoder decodes a JPEG, on the calling thread, without the GIL.
 
-    ``upright`` declines images that EXIF turns.
+    Args:
+        data: the file.
+        upright: decline images that EXIF turns.
+        region: x, y, width and height of a part inside the image; None decodes all of it.
     """
-    return _native.decode_jpeg(data, level=level(), upright=upright)[0] == "ok"
+    return _native.decode_jpeg(data, region, level=level(), upright=upright)[0] == "ok"
+
+
+def needed(plan: Plan, size: Size, key: int) -> tuple[int, int, int, int]:
+    """x, y, width and height of the part of an image of ``size`` that ``plan`` looks at.
+
+    About: the few pixels that filters look at beyond it are left out.
+    """
+    whole = 0, 0, size[1], size[0]
+    status, steps, _ = _native.resolve(native_plan(plan), size[1], size[0], key)
+    if status != "ok" or not steps:
+        return whole
+    left, top, right, bottom = 0.0, 0.0, float(steps[-1]["width"]), float(steps[-1]["height"])
+    befores = [{"width": size[1], "height": size[0]}, *steps[:-1]]
+    for step, before in zip(reversed(steps), reversed(befores), strict=True):
+        width, height = before["width"], before["height"]
+        match step["kind"]:
+            case "crop":
+                left, right = left + step["x"], right + step["x"]
+                top, bottom = top + step["y"], bottom + step["y"]
+            case "resize":
+                across, down = width / step["width"], height / step["height"]
+                left, right, top, bottom = left * across, right * across, top * down, bottom * down
+            case "flip_x":
+                left, right = width - right, width - left
+            case "flip_y":
+                top, bottom = height - bottom, height - top
+            case "gray" | "erase" | "adjust":
+                pass
+            case _:  # turned, warped or padded: any part may be needed
+                left, top, right, bottom = 0.0, 0.0, float(width), float(height)
+        left, top = max(0.0, left), max(0.0, top)
+        right, bottom = min(float(width), right), min(float(height), bottom)
+    x, y = int(left), int(top)
+    inside = x, y, math.ceil(right) - x, math.ceil(bottom) - y
+    return inside if inside[2] > 0 and inside[3] > 0 else whole
 
 
 def run_encoded(plan: Plan, data: bytes, key: int, size: Size) -> tuple[str, NDArray[Any] | None]:

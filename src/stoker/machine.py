@@ -12,41 +12,57 @@ def _quota_v2(text: str) -> float | None:
     return None if quota == "max" else int(quota) / int(period)
 
 
-def _cgroup_cores(proc: Path, cgroups: Path) -> float | None:
-    """The smallest CPU quota, in cores, of this process's cgroup (v1 or v2) and those above it."""
-    found: list[float] = []
+def cgroup_folders(
+    controller: str, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> list[Path]:
+    """The folders of this process's cgroup (v1 or v2) and of those above it, nearest first.
+
+    Args:
+        controller: of version 1: "cpu", "memory".
+        proc: where the system shows processes.
+        cgroups: where it shows cgroups.
+    """
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
-        return None
+        return []
+    found: list[Path] = []
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             base = cgroups
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             base = cgroups / controllers
             if not base.is_dir():
-                base = cgroups / "cpu"
+                base = cgroups / controller
         else:
             continue
         # In a container the path is the host's and may not exist: there the mount is the cgroup.
         inside = base / path.lstrip("/")
         for folder in [inside, *inside.parents]:
-            try:
-                if (folder / "cpu.max").is_file():
-                    cores = _quota_v2((folder / "cpu.max").read_text())
-                elif (folder / "cpu.cfs_quota_us").is_file():
-                    quota = int((folder / "cpu.cfs_quota_us").read_text())
-                    period = int((folder / "cpu.cfs_period_us").read_text())
-                    cores = quota / period if quota > 0 else None
-                else:
-                    cores = None
-            except (OSError, ValueError):
-                cores = None
-            if cores:
-                found.append(cores)
+            found.append(folder)
             if folder == base:
                 break
+    return found
+
+
+def _cgroup_cores(proc: Path, cgroups: Path) -> float | None:
+    """The smallest CPU quota, in cores, of this process's cgroup (v1 or v2) and those above it."""
+    found: list[float] = []
+    for folder in cgroup_folders("cpu", proc, cgroups):
+        try:
+            if (folder / "cpu.max").is_file():
+                cores = _quota_v2((folder / "cpu.max").read_text())
+            elif (folder / "cpu.cfs_quota_us").is_file():
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                period = int((folder / "cpu.cfs_period_us").read_text())
+                cores = quota / period if quota > 0 else None
+            else:
+                cores = None
+        except (OSError, ValueError):
+            cores = None
+        if cores:
+            found.append(cores)
     return min(found) if found else None
 
 

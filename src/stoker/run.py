@@ -1,4 +1,6 @@
-"""`stoker run`: a script as Python itself would run it, with `stoker.patch()` once it has torch.
+"""A script as Python itself would run it, with something done once it has torch.
+
+`stoker run` patches then, `stoker diagnose -- SCRIPT` begins to watch.
 
 Neither torch nor NumPy is imported before the script does: it may set environment variables that
 they read. The script's module is `__main__`, so workers that are spawned import the right one;
@@ -14,20 +16,23 @@ import io
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from typing import Any, NoReturn
 
 
 class _AfterTorch(MetaPathFinder):
-    """Patches when `torch` has been imported."""
+    """Calls ``then`` when `torch` has been imported."""
 
     _searching = False
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders give, with a loader that patches at its end."""
+        """The spec that the other finders give, with a loader that calls ``then`` at its end."""
         if fullname != "torch" or self._searching:
             return None
         self._searching = True
@@ -42,18 +47,24 @@ class _AfterTorch(MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             execute(module)
-            from stoker.patching import patch
-
-            patch()
+            self._then()
 
         loader.exec_module = exec_module
         return spec
 
 
-def run_as_main(arguments: list[str]) -> None:
+def patched() -> None:
+    """What `stoker run` does once torch is there."""
+    from stoker.patching import patch
+
+    patch()
+
+
+def run_as_main(arguments: list[str], then: Callable[[], object] = patched) -> None:
     """Runs ``SCRIPT ARGUMENTS...`` or ``-m MODULE ARGUMENTS...`` and does not return.
 
-    Exit status, `sys.argv`, `sys.path` and tracebacks are those of ``python ARGUMENTS...``.
+    ``then`` is called when torch has been imported. Exit status, `sys.argv`, `sys.path` and
+    tracebacks are those of ``python ARGUMENTS...``.
     """
     if arguments[0] == "-m":
         if len(arguments) < 2:
@@ -66,11 +77,9 @@ def run_as_main(arguments: list[str]) -> None:
         code, main = _script(arguments[0])
         sys.argv = list(arguments)
     sys.modules["__main__"] = main
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _AfterTorch(then))
     if "torch" in sys.modules:
-        from stoker.patching import patch
-
-        patch()
+        then()
     try:
         exec(code, main.__dict__)
     except Exception as error:
@@ -82,7 +91,7 @@ def run_as_main(arguments: list[str]) -> None:
 
 
 def _fail(reason: str) -> NoReturn:
-    sys.stderr.write(f"error: stoker run: {reason}\n")
+    sys.stderr.write(f"error: stoker {sys.argv[1]}: {reason}\n")
     raise SystemExit(2)
 
 

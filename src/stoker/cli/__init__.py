@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.bench import bench
+from stoker.cli.diagnose import diagnose
 from stoker.cli.info import info
 from stoker.cli.pack import pack
 from stoker.cli.parity import parity
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(bench)
+app.command()(diagnose)
 app.command()(parity)
 app.command()(verify)
 app.command()(info)
