@@ -52,15 +52,15 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    record, submit = Served(), Session.submit
+    record, drawn = Served(), Session.drawn
 
     def recorded(self: Session, *args: Any) -> Batch:
-        batch = submit(self, *args)
+        batch = drawn(self, *args)
         record.threads.append(pool_threads())
         record.samples += len(batch.rows)
         return batch
 
-    monkeypatch.setattr(Session, "submit", recorded)
+    monkeypatch.setattr(Session, "drawn", recorded)
     return record
 
 

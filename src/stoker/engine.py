@@ -229,29 +229,6 @@ class Session:
                 "ask for iter(loader) again"
             )
 
-    def submit(
-        self,
-        plan: Plan,
-        files: _native.Files,
-        rows: NDArray[np.int64],
-        keys: NDArray[np.uint32],
-        memory: NDArray[np.uint8],
-        size: tuple[int, int],
-    ) -> Batch:
-        """Starts a batch: row ``rows[i]`` under ``keys[i]`` goes to place i of ``memory``.
-
-        Args:
-            plan: what to do to each sample.
-            files: where they are.
-            rows: which of the files, shape (batch,).
-            keys: the seeds of their generators, shape (batch,).
-            memory: writable bytes, at least ``len(rows) * channels * height * width`` elements.
-            size: (height, width) of the result.
-        """
-        batch = self.drawn(plan, files, rows, keys, memory, size)
-        self.start(batch)
-        return batch
-
     def drawn(
         self,
         plan: Plan,
@@ -261,7 +238,16 @@ class Session:
         memory: NDArray[np.uint8],
         size: tuple[int, int],
     ) -> Batch:
-        """What `submit` starts, not started."""
+        """A batch, not started: row ``rows[i]`` under ``keys[i]`` goes to place i of ``memory``.
+
+        Args:
+            plan: what to do to each sample.
+            files: where they are.
+            rows: which of the files, shape (batch,).
+            keys: the seeds of their generators, shape (batch,).
+            memory: writable bytes, at least ``len(rows) * channels * height * width`` elements.
+            size: (height, width) of the result.
+        """
         native = _native.Batch.new(
             native_plan(plan), files, rows, keys, memory, plan.tail.channels, *size
         )
