@@ -21,7 +21,7 @@ from stoker.rules import ByGroup, ByRepeat, ByRuns, ByWeight
 from stoker.sources.dataset import Rows, rows_of
 from stoker.sources.index import Images
 
-_WINDOW = 16_384
+_WINDOW = 65_536
 _FEWEST_RUNS = 64
 _SMALLEST_RUN_BYTES = 16 << 20
 _LARGEST_RUN_BYTES = 1 << 30
