@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import note, write
 from numpy.typing import NDArray
 
+from measure import note, write
 from stoker.order import Order, shuffled
 from stoker.rules import ByRuns
 

@@ -429,6 +429,26 @@ def test_filter(folder: Path, shards: Path) -> None:
         stoker.filter(Values(), lambda name, label: True)
 
 
+def test_a_mixture_of_shards_is_lowered(folder: Path, shards: Path) -> None:
+    parts: list[Any] = [
+        stoker.open(str(shards / "{0..1}.tar"), TRAIN),
+        Subset(stoker.open(str(shards / "3.tar"), TRAIN), [5, 0, 2]),
+        stoker.open(str(shards / "2.tar"), TRAIN),
+    ]
+    dataset: Any = ConcatDataset(parts)
+    loader = loader_of(dataset, stoker.Mixture([1, 2, 0], num_samples=30), num_workers=1)
+    wanted = expected(loader, 0)
+    counts = Counter(int(np.searchsorted([12, 15], index, "right")) for index, _ in wanted)
+    assert counts == {0: 10, 1: 20}
+    batches = list(loader)
+    assert loader.explain().tier == "lowered"
+    assert same(images_of(batches), dataset, 0, wanted)
+    labels = torch.cat([labels for _, labels in batches]).tolist()
+    assert labels == [[*range(12), 23, 18, 20][index] for index, _ in wanted]
+    other: Any = ConcatDataset([parts[0], stoker.ImageFolder(folder, TRAIN)])
+    assert loader_of(other, stoker.Mixture([1, 1])).explain().tier == "traced"
+
+
 # Loaders and frameworks
 
 
