@@ -21,6 +21,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 FORMATS = ROOT / "docs" / "formats.md"
 DIAGNOSE = ROOT / "docs" / "diagnose.md"
+ORDER = ROOT / "docs" / "order.md"
 BEGIN = "<!-- benchmarks/render.py begins -->"
 END = "<!-- benchmarks/render.py ends -->"
 
@@ -323,6 +324,52 @@ def diagnose() -> str:
     )
 
 
+def order_name(row: Row) -> str:
+    """What an order is called in the table of order.md."""
+    if row["order"] == "buffer":
+        return f"a buffer of {row['size']:,}"
+    if row["order"] != "runs":
+        return f'`order="{row["order"]}"`'
+    strands = f", strands={row['strands']}" if row["strands"] > 1 else ""
+    return f"`Runs(window={row['size']:_}{strands})`"
+
+
+def shuffles() -> str:
+    """The table of order.md: how well orders mix."""
+    result = load("shuffles")
+    if result is None:
+        return "Not measured yet: `scripts/bench FOLDER shuffles` fills this in.\n"
+    head, rows = result
+    body = table(
+        [
+            "order",
+            "same shard",
+            "bits, sorted",
+            "bits, packed shuffled",
+            "neighbours apart",
+            "shards per 1,000",
+            f"of a rank of {head['ranks']}",
+        ],
+        [
+            [
+                order_name(row),
+                f"{row['same_shard']:.1%}",
+                f"{row['bits_sorted']:.2f}",
+                f"{row['bits_mixed']:.2f}",
+                f"{row['apart']:.1%}",
+                f"{row['shards_per_thousand']:.0f}",
+                "-" if row["order"] == "buffer" else f"{row['shards_of_a_rank']:,.0f}",
+            ]
+            for row in rows
+        ],
+    )
+    return (
+        f"{body}\n{head['samples']:,} samples of {head['classes']:,} classes in "
+        f"{head['shards']:,} shards, batches of {head['batch']}; `{head['command']}` gives the "
+        "same figures on any machine.\n"
+    )
+
+
 def between_marks(path: Path, rendered: str) -> str:
     """A page with what is between its marks replaced."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
@@ -340,6 +387,7 @@ def main() -> None:
         README: between_marks(README, summary()),
         FORMATS: between_marks(FORMATS, formats()),
         DIAGNOSE: between_marks(DIAGNOSE, diagnose()),
+        ORDER: between_marks(ORDER, shuffles()),
     }
     stale = [
         path

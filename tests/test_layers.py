@@ -37,7 +37,7 @@ ROWS = [
         "plan order stats cache machine genuine transport", "numpy platformdirs", "fsspec aiohttp"
     ),
     _row(
-        "storage copies engine slots draws stock fields collate state vitals",
+        "storage copies engine slots draws rules stock fields collate state vitals",
         "numpy torch PIL",
         "rich pynvml",
     ),
@@ -46,7 +46,10 @@ ROWS = [
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools zstandard",
     ),
-    _row("lower_augmentations startup crossing bad_samples contents ranges", "numpy torch PIL"),
+    _row(
+        "lower_augmentations startup crossing bad_samples contents ranges sampling",
+        "numpy torch PIL",
+    ),
     _row(
         "lower feed keyed explanation trace transfer samplers",
         "numpy torch PIL",

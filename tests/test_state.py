@@ -568,13 +568,13 @@ class Huge(Dataset[Any]):
 
 
 def test_no_position_costs_more_than_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed, at = [], Order.at
+    computed, drawn = [], Order.drawn
 
     def counted(self: Order, epoch: int, positions: Any) -> Any:
         computed.append(len(positions))
-        return at(self, epoch, positions)
+        return drawn(self, epoch, positions)
 
-    monkeypatch.setattr(Order, "at", counted)
+    monkeypatch.setattr(Order, "drawn", counted)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     position = 9 * 10**11

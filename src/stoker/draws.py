@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ class Draw:
         positions: places of the samples in the epoch's order, int64 of shape (batch,).
         indices: the samples, int64 of shape (batch,).
         draws: tells repeats of an index in one epoch apart; 0 where there are none.
-        order: the order that `indices` come from; None where a foreign sampler made them.
+        order: the order that `indices` come from; None where a foreign sampler made them, and in
+            worker processes: it may hold tables of all samples, and a draw is sent with each batch.
         step: which batch of its iteration this is, from 0.
     """
 
@@ -57,12 +59,19 @@ class Draw:
         """
         if self.order is not None:
             position = (int(self.positions[place]) + k) % self.order.samples
-            return int(self.order.indices(self.epoch, position, position + 1)[0]), 0
+            indices, draws = self.order.drawn(self.epoch, np.array([position]))
+            return int(indices[0]), _one(draws, 0)
         if k >= len(self.indices):
             return None
         at = (place + k) % len(self.indices)
-        draws = self.draws
-        return int(self.indices[at]), draws if isinstance(draws, int) else int(draws[at])
+        return int(self.indices[at]), _one(self.draws, at)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "order": None}
+
+
+def _one(draws: NDArray[np.int64] | int, place: int) -> int:
+    return draws if isinstance(draws, int) else int(draws[place])
 
 
 def seed_generators(key: int) -> None:

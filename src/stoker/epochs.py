@@ -83,8 +83,7 @@ class Epochs:
     @property
     def own(self) -> Ordered | None:
         """The sampler, where it yields our order."""
-        kinds = (OrderedRandomSampler, OrderedSequentialSampler, ShardedSampler)
-        return self.sampler if isinstance(self.sampler, kinds) else None
+        return self.sampler if isinstance(self.sampler, Ordered) else None
 
     @property
     def seed(self) -> int:
@@ -231,8 +230,9 @@ class Epochs:
             samples, source = own.order.samples, _without(own.order, source)
         if own is not None and type(self.batch_sampler) in (BatchSampler, type(None)):
             uneven = own.uneven if isinstance(own, ShardedSampler) else None
-            shuffle = own.order.shuffle
-            return State(epoch, position, self.seed, shuffle, uneven, samples, source)
+            shuffle, rule = own.order.shuffle, own.order.rule
+            name = None if rule is None else rule.name
+            return State(epoch, position, self.seed, shuffle, uneven, samples, source, order=name)
         there = getattr(self.sampler, "epoch", None)
         return State(
             epoch,
@@ -246,6 +246,7 @@ class Epochs:
             getattr(self.batch_sampler, "batch_size", None),
             rank_and_world()[1],
             there if isinstance(there, int) else None,
+            None if own is None or own.order.rule is None else own.order.rule.name,
         )
 
     def load(self, state: State, dataset: Any) -> None:

@@ -40,8 +40,8 @@ class OrderedBatches:
     def __iter__(self) -> Iterator[Draw]:
         for step in range(self.share.steps):
             positions, _ = self.share.positions(step)
-            indices = self.order.at(self.epoch, positions)
-            yield Draw(self.order.seed, self.epoch, positions, indices, order=self.order, step=step)
+            indices, draws = self.order.drawn(self.epoch, positions)
+            yield Draw(self.order.seed, self.epoch, positions, indices, draws, self.order, step)
 
     def next_epoch(self) -> OrderedBatches:
         """Those of the epoch after this one."""
@@ -182,6 +182,7 @@ class Handing:
         return batch
 
 
+@dataclass
 class Draws:
     """What torch's loader takes for its batch sampler: the `Draw`s of whatever epoch is set."""
 

@@ -11,6 +11,7 @@ Note [Keyed workers]
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 from stoker import order
 from stoker.draws import TRIES, Draw, seed_generators
 from stoker.errors import DecodeError
+from stoker.order import Order
 
 Report = tuple[int, int, str]
 """A bad sample: index, position, reason."""
@@ -31,12 +33,17 @@ class KeyedDataset(Dataset[Any]):
         dataset: the user's.
         on_error: "raise", "skip" or "blank".
         blank: index to a sample with black pixels, for on_error="blank".
+        order: that of the draws, for on_error="skip" in worker processes.
     """
 
     def __init__(
-        self, dataset: Any, on_error: str = "raise", blank: Callable[[int], Any] | None = None
+        self,
+        dataset: Any,
+        on_error: str = "raise",
+        blank: Callable[[int], Any] | None = None,
+        order: Order | None = None,
     ) -> None:
-        self.dataset, self.on_error, self.blank = dataset, on_error, blank
+        self.dataset, self.on_error, self.blank, self.order = dataset, on_error, blank, order
         self.reports: list[Report] = []
         self.error: DecodeError | None = None
         self.place = self.step = 0
@@ -94,6 +101,8 @@ class KeyedDataset(Dataset[Any]):
 
     def _next_good(self, draw: Draw, place: int, bad: int, cause: Exception) -> Any:
         error = cause
+        if draw.order is None and self.order is not None:
+            draw = replace(draw, order=replace(self.order, seed=draw.seed))
         for k in range(1, TRIES + 1):
             after = draw.after(place, k)
             if after is None:

@@ -42,11 +42,14 @@ from stoker.iterate import (
 from stoker.keyed import KeyedDataset, Reporting, WorkerInit
 from stoker.lower import Refusal
 from stoker.samplers import (
+    Ordered,
     OrderedRandomSampler,
+    OrderedSampler,
     OrderedSequentialSampler,
     ShardedSampler,
     rank_and_world,
 )
+from stoker.sampling import Runs, Sampling
 from stoker.slots import accelerator_pins
 from stoker.startup import parts_of
 from stoker.state import VERSION, from_dict
@@ -85,6 +88,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     ``dataset[index]``. Everything else runs on torch's own machinery; ``explain()`` says why.
 
     Args:
+        sampler: one of torch's or yours; or a `Weighted`, `ClassBalanced`, `Mixture`,
+            `RepeatedAugmentation` or `Runs`, of which the loader makes its order.
         num_workers: native threads, or worker processes where torch's machinery runs. Left out:
             three quarters of the usable cores per rank for native threads, 0 for torch's
             machinery. 0 works on the calling thread.
@@ -100,7 +105,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         exclude: samples that are left out of the order, and of ``len(loader)``: the path of a list
             of bad samples, of ``stoker verify`` or `log_bad_samples`; or indices or names.
         tier: "stock" switches the native engine off.
-        order: None: as ``shuffle`` says. "full" shuffles, "none" does not.
+        order: None: as ``shuffle`` says. "full" shuffles, "none" does not, "runs" is short for
+            ``sampler=Runs()``: shards in random order, shuffled within a window.
         strict: raise ``UnsupportedError`` where the native engine cannot be used.
         shard: serve this rank's share of one order: position p is rank p % world's. Rank and world
             are those of the process group, else RANK and WORLD_SIZE, when an iteration begins.
@@ -120,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset: Dataset[_T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | Sampling | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -140,7 +146,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: Literal["raise", "skip", "blank"] = "raise",
         exclude: str | os.PathLike[str] | Iterable[int | str] | None = None,
         tier: Literal["auto", "stock"] = "auto",
-        order: Literal["full", "none"] | None = None,
+        order: Literal["full", "runs", "none"] | None = None,
         strict: bool = False,
         shard: bool = False,
         uneven: Literal["pad", "drop", "exact"] = "pad",
@@ -148,16 +154,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         _choice("randomness", randomness, ("keyed", "torch"))
         _choice("on_error", on_error, ("raise", "skip", "blank"))
         _choice("tier", tier, ("auto", "stock"))
-        _choice("order", order, (None, "full", "none"))
+        _choice("order", order, (None, "full", "runs", "none"))
         _choice("uneven", uneven, ("pad", "drop", "exact"))
         given = sampler if sampler is not None else batch_sampler
         # No errors: frameworks rebuild a loader with its own arguments and a sampler of theirs.
         sharded = isinstance(getattr(given, "sampler", given), ShardedSampler)
         if given is not None and not sharded:
-            plain = isinstance(sampler, OrderedRandomSampler | OrderedSequentialSampler)
             for name, value, idle in (
-                ("order", order, order is not None and not plain),
-                ("shard", shard, shard),
+                ("order", order, order is not None and not isinstance(sampler, Ordered)),
+                ("shard", shard, shard and not isinstance(sampler, Sampling)),
             ):
                 if idle:
                     warnings.warn(
@@ -166,9 +171,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                         stacklevel=2,
                     )
         elif given is None and order is not None:
-            if shuffle is not None and shuffle != (order == "full"):
+            if shuffle is not None and shuffle != (order != "none"):
                 raise ValueError(f"order={order!r} and shuffle={shuffle} contradict each other")
-            shuffle = order == "full"
+            shuffle = order != "none"
         if num_workers == 0 and (prefetch_factor is not None or persistent_workers):
             self._warn_no_workers(stacklevel=3)
             prefetch_factor, persistent_workers = None, False
@@ -177,25 +182,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ValueError(
                 f"on_error={on_error!r} needs a map-style dataset and keyed randomness"
             )
-        own = keyed and given is None
+        sampling = self._sampling(given, order, shuffle, keyed)
+        own = keyed and (given is None or sampling is not None)
         excluded = None
         if exclude is not None:
-            ours = OrderedRandomSampler | OrderedSequentialSampler
-            if not own and not sharded and not isinstance(getattr(given, "sampler", given), ours):
+            if not own and not isinstance(getattr(given, "sampler", given), Ordered):
                 raise ValueError(
                     "exclude needs a map-style dataset, keyed randomness and no sampler or "
                     "batch_sampler of your own: leave samples out there, or give a Subset"
                 )
             excluded = excluded_samples(dataset, exclude)
-        if given is None:
+        if given is None or sampling is not None:
             self._check_sharding(shard, uneven, keyed, drop_last, batch_size)
         if own and shard:
             sampler = ShardedSampler(
                 cast(Sized, dataset),
-                shuffle=bool(shuffle),
+                shuffle=bool(shuffle) or sampling is not None,
                 seed=0 if seed is None else seed,
                 uneven=uneven,
                 excluded=excluded,
+                sampling=sampling,
+            )
+        elif own and sampling is not None:
+            sampler = OrderedSampler(
+                cast(Sized, dataset), sampling, seed=seed, generator=generator, excluded=excluded
             )
         elif own:
             kind = OrderedRandomSampler if shuffle else OrderedSequentialSampler
@@ -204,7 +214,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             dataset,
             batch_size,
             None if own else shuffle,
-            sampler,
+            cast(Any, sampler),
             batch_sampler,
             # Left out: 1 until the tier is known, so that torch refuses nothing that needs any.
             1 if num_workers is None else num_workers,
@@ -303,6 +313,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # The order
 
     @staticmethod
+    def _sampling(given: Any, order: str | None, shuffle: bool | None, keyed: bool) -> Any:
+        """The description of an order that the arguments ask for; None without one."""
+        if isinstance(given, Sampling):
+            found: Sampling = given
+            if shuffle:
+                raise ValueError(f"sampler={type(given).__name__} and shuffle exclude each other")
+        elif given is None and order == "runs":
+            found = Runs()
+        else:
+            return None
+        if not keyed:
+            raise ValueError(
+                f"{type(found).__name__} needs a map-style dataset and keyed randomness"
+            )
+        return found
+
+    @staticmethod
     def _check_sharding(
         shard: bool, uneven: str, keyed: bool, drop_last: bool, batch_size: int | None
     ) -> None:
@@ -330,6 +357,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             SequentialSampler,
             SubsetRandomSampler,
             WeightedRandomSampler,
+            OrderedSampler,
         )
         if (
             self._warned_of_ranks
@@ -485,7 +513,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             source: Iterator[Any] = OnCallingThread(keyed, batches, collate, batched, pins, record)
         else:
             if self._inner is None or not self.persistent_workers:
-                self._inner_draws = Draws()
+                self._inner_draws = Draws(batches)
                 self._inner = self._make_inner(self._inner_draws, blank)
             self._inner_draws.batches = batches
             source = iter(self._inner)
@@ -498,7 +526,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _make_inner(self, draws: Draws, blank: Any) -> torch.utils.data.DataLoader[Any]:
         """torch's loader over `KeyedDataset`; it lives as long as its workers shall."""
-        keyed = KeyedDataset(self.dataset, self.on_error, blank)
+        order = draws.batches.order if isinstance(draws.batches, OrderedBatches) else None
+        keyed = KeyedDataset(
+            self.dataset, self.on_error, blank, order if self.on_error == "skip" else None
+        )
         inner = _Workers(
             keyed,
             sampler=None if self._auto_collation else draws,

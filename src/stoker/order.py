@@ -1,20 +1,23 @@
 """Which sample comes when, and which random key it gets: arithmetic on ``(seed, epoch, position)``.
 
-Three pure functions of integers, without state and with memory that does not depend on the number
-of samples:
+Pure functions of integers, without state and with memory that does not depend on the number of
+samples:
 
 - ``keys(seed, epoch, indices, draws)``: the 32-bit seed of the generators before sample ``index``.
 - ``Order(samples, seed, shuffle).indices(epoch, start, stop)``: the samples at ``[start, stop)``.
 - ``Share(samples, start, rank, world, ...).positions(step)``: which positions a rank has in a step.
 
-The first two rest on Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011), a block function from a 64-bit key and a 128-bit counter to 128 bits that
-passes TestU01's BigCrush.
+An order may go by a rule instead of a shuffle of all: `rules.py` has them, and makes them of
+``shuffled``, ``permuted`` and ``uniforms``.
+
+All but the share rest on Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011), a block function from a 64-bit key and a 128-bit counter to 128 bits
+that passes TestU01's BigCrush.
 
 Note [Domains]
-    Philox serves three purposes, kept apart by a constant xored into the key: sample keys (no
-    constant), collate keys and the round keys of the shuffle. The constants are arbitrary; they are
-    the ASCII bytes of a word.
+    Philox serves several purposes, kept apart by a constant xored into the key: sample keys (no
+    constant), collate keys, the round keys of the shuffle, uniform numbers, and what tells the
+    permutations of a family apart. The constants are arbitrary; they are the ASCII bytes of a word.
 
 Note [Shuffle]
     ``n`` samples are shuffled by a Feistel network on pairs (left, right) of Z_a x Z_b with ``a * b
@@ -37,6 +40,11 @@ Note [Shuffle]
     4 to 7 samples are distinguishable from uniform ones after 16 rounds, not after 20; hashes give
     the same figures. So there are 24 rounds below 1024 samples and 12 above, where no statistic of
     a few positions shows anything. This is a statistical shuffle, not a cipher.
+
+Note [Families]
+    Many small sets (the windows of an order, the classes of a set) are each shuffled by a network
+    of their own. Keys for each of them would cost a Philox block per round and sample; so all share
+    the 24 rounds of size 0, and what is hashed is shifted by 64 bits of Philox on the set's number.
 """
 
 from __future__ import annotations
@@ -44,6 +52,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +69,8 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 _LARGEST = 1 << 48
 _COLLATE_DOMAIN = int.from_bytes(b"collate\0", "little")
 _SHUFFLE_DOMAIN = int.from_bytes(b"shuffle\0", "little")
+_UNIFORM_DOMAIN = int.from_bytes(b"uniform\0", "little")
+_FAMILY_DOMAIN = int.from_bytes(b"family\0\0", "little")
 _ROUNDS = 12
 _ROUNDS_OF_FEW = 24
 _FEW = 1024
@@ -72,6 +83,7 @@ def _constant(value: int) -> UInt64:
 
 _LOW32 = _constant(_MASK32)
 _SHIFT32 = _constant(32)
+_SHIFT11 = _constant(11)
 _MULTIPLIER_0 = _constant(0xD2511F53)
 _MULTIPLIER_2 = _constant(0xCD9E8D57)
 _FINISH = _constant(0x9E3779B97F4A7C15)
@@ -161,22 +173,86 @@ def _shuffle_round_keys(seed: int, epoch: int, samples: int) -> tuple[tuple[UInt
     )
 
 
+def shuffled(seed: int, epoch: int, samples: int, positions: Int64) -> Int64:
+    """Where a shuffle of ``samples`` puts ``positions``, each in [0, samples); a fresh array."""
+    round_keys = _shuffle_round_keys(seed & _MASK64, epoch & _MASK32, samples)
+    sides = _sides(samples)
+    values = _permute(positions.astype(np.uint64), sides, round_keys)
+    outside = np.flatnonzero(values >= samples)
+    while outside.size:
+        walked = _permute(values[outside], sides, round_keys)
+        values[outside] = walked
+        outside = outside[walked >= samples]
+    return values.view(np.int64)
+
+
+def permuted(
+    seed: int, epoch: int, values: Int64, sizes: Int64, sets: Int64, kind: Int64 | int = 0
+) -> Int64:
+    """Where the shuffles of many sets put ``values``: Note [Families]; int64 of shape (n,).
+
+    Args:
+        seed: the loader's.
+        epoch: the epoch.
+        values: places in their sets, each in [0, size), shape (n,).
+        sizes: of their sets, shape (n,).
+        sets: numbers of the sets, shape (n,).
+        kind: the upper part of such a number.
+    """
+    high, low, _, _ = _philox((seed ^ _FAMILY_DOMAIN) & _MASK64, *_counters(sets, epoch, kind))
+    shifts = high << _SHIFT32 | low
+    round_keys = _shuffle_round_keys(seed & _MASK64, epoch & _MASK32, 0)
+    distinct, which = np.unique(sizes, return_inverse=True)
+    sides = np.array([_sides(size) for size in distinct.tolist()], np.uint64).reshape(-1, 2)[which]
+    found, left = values.astype(np.uint64), np.arange(len(values))
+    while left.size:
+        shift = shifts[left]
+        shifted = tuple((add + shift, multiply) for add, multiply in round_keys)
+        walked = _permute(found[left], (sides[left, 0], sides[left, 1]), shifted)
+        found[left] = walked
+        left = left[walked >= sizes[left].astype(np.uint64)]
+    return found.view(np.int64)
+
+
+def uniforms(seed: int, epoch: int, positions: Int64) -> NDArray[np.float64]:
+    """Uniform numbers in [0, 1), multiples of 2**-53, one for each of ``positions``."""
+    high, low, _, _ = _philox((seed ^ _UNIFORM_DOMAIN) & _MASK64, *_counters(positions, epoch, 0))
+    return ((high << _SHIFT32 | low) >> _SHIFT11).astype(np.float64) * 2.0**-53
+
+
+class Rule(Protocol):
+    """What decides, instead of a shuffle of all, which sample is at which position."""
+
+    @property
+    def samples(self) -> int:
+        """How many positions an epoch has."""
+
+    @property
+    def name(self) -> str:
+        """What it is and a hash of all that it decides by, for the state."""
+
+    def drawn(self, seed: int, epoch: int, positions: Int64) -> tuple[Int64, Int64 | int]:
+        """The samples at ``positions``, a fresh int64 array of shape (n,), and their draws."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """Which sample is at which position of an epoch.
 
     Attributes:
-        samples: number of samples that have a position, at most 2**48.
+        samples: number of positions, at most 2**48.
         seed: any integer; equal mod 2**64 is equal.
         shuffle: ``False`` for position = index.
-        gaps: of each sample that has none, ascending, how many before it have one; None without
-            such samples.
+        gaps: of each sample that has no position, ascending, how many before it have one; None
+            without such samples.
+        rule: decides instead of a shuffle of all; it sees the samples without those gaps.
     """
 
     samples: int
     seed: int
     shuffle: bool
     gaps: Int64 | None = field(default=None, compare=False)
+    rule: Rule | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.samples <= _LARGEST:
@@ -199,23 +275,23 @@ class Order:
 
     def at(self, epoch: int, positions: Int64) -> Int64:
         """The samples at ``positions``, each in [0, samples), of ``epoch``; a fresh int64 array."""
-        values = self._shuffled(epoch, positions) if self.shuffle else positions.astype(np.int64)
+        return self.drawn(epoch, positions)[0]
+
+    def drawn(self, epoch: int, positions: Int64) -> tuple[Int64, Int64 | int]:
+        """The samples at ``positions``, as ``at`` gives them, and the draw of each of them."""
+        draws: Int64 | int = 0
+        if self.rule is not None:
+            values, draws = self.rule.drawn(self.seed, epoch, positions)
+        elif self.shuffle:
+            values = shuffled(self.seed, epoch, self.samples, positions)
+        else:
+            values = positions.astype(np.int64)
         if self.gaps is not None:
             values += np.searchsorted(self.gaps, values, "right")
-        return values
-
-    def _shuffled(self, epoch: int, positions: Int64) -> Int64:
-        round_keys = _shuffle_round_keys(self.seed & _MASK64, epoch & _MASK32, self.samples)
-        values = _permute(positions.astype(np.uint64), self.samples, round_keys)
-        outside = np.flatnonzero(values >= self.samples)
-        while outside.size:
-            walked = _permute(values[outside], self.samples, round_keys)
-            values[outside] = walked
-            outside = outside[walked >= self.samples]
-        return values.view(np.int64)
+        return values, draws
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)
 def _sides(samples: int) -> tuple[UInt64, UInt64]:
     """The ``a`` and ``b`` of Note [Shuffle]: of 16 even ``a``, that with the least ``a * b``.
 
@@ -229,9 +305,11 @@ def _sides(samples: int) -> tuple[UInt64, UInt64]:
     return _constant(a), _constant(b)
 
 
-def _permute(values: UInt64, samples: int, round_keys: tuple[tuple[UInt64, UInt64], ...]) -> UInt64:
-    """One pass of the Feistel network of Note [Shuffle], which covers [0, samples)."""
-    changed_size, other_size = _sides(samples)
+def _permute(
+    values: UInt64, sides: tuple[UInt64, UInt64], round_keys: tuple[tuple[UInt64, UInt64], ...]
+) -> UInt64:
+    """One pass of the Feistel network of Note [Shuffle]; sides and keys may differ by value."""
+    changed_size, other_size = sides
     changed, other = np.divmod(values, other_size)
     hashed, spare = np.empty_like(values), np.empty_like(values)
     for add, multiply in round_keys:
@@ -256,7 +334,7 @@ def _permute(values: UInt64, samples: int, round_keys: tuple[tuple[UInt64, UInt6
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which positions of an epoch one rank has, in which batches; Note [Shares].
+    """Which positions of an epoch one rank has, in which batches.
 
     Attributes:
         samples: of the order.

@@ -105,6 +105,7 @@ class Prepared:
             epoch, batches = epoch + 1, 0
         elif iterator is not None:
             batches = self._skipped + iterator._num_yielded
+        rule = sampler.order.rule if isinstance(sampler, Ordered) else None
         return State(
             epoch,
             None,
@@ -115,6 +116,7 @@ class Prepared:
             batches,
             getattr(self._batcher, "batch_size", None),
             rank_and_world()[1],
+            order=None if rule is None else rule.name,
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

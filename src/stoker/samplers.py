@@ -14,10 +14,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from stoker import machine
-from stoker.order import Order, Share
+from stoker.order import Order, Rule, Share
+from stoker.sampling import Sampling
 
 _BLOCK = 4096
 
@@ -45,7 +46,7 @@ def _blocks(order: Order, epoch: int) -> Iterator[int]:
 
 
 class _Epoch:
-    """Which epoch a sampler is in.
+    """Which epoch a sampler is in, and what it takes from which data.
 
     Attributes:
         epoch: what an iteration yields.
@@ -54,16 +55,33 @@ class _Epoch:
     epoch = 0
     told = True
     """The epoch was set, and no iteration of it has begun."""
+    data_source: Sized
+    _sampling: Sampling | None = None
+    _excluded: NDArray[np.int64] | None = None
     _gaps: NDArray[np.int64] | None = None
+    _made: tuple[int, Rule] | None = None
 
-    def _leave_out(self, excluded: NDArray[np.int64] | None) -> None:
-        """Takes ascending indices out of the order; see `Order.gaps`."""
+    def _take(self, sampling: Sampling | None, excluded: NDArray[np.int64] | None) -> None:
+        """Sets by which description to go, and takes ascending indices out; see `Order.gaps`."""
+        self._sampling = sampling
         if excluded is not None and len(excluded):
-            self._gaps = excluded - np.arange(len(excluded))
+            self._excluded, self._gaps = excluded, excluded - np.arange(len(excluded))
 
-    def _left(self, samples: int) -> int:
-        """How many of ``samples`` are in the order."""
-        return samples if self._gaps is None else samples - len(self._gaps)
+    def _rule(self) -> Rule | None:
+        """What the description says of the data; anew where there are more."""
+        samples = len(self.data_source)
+        if self._sampling is not None and (self._made is None or self._made[0] != samples):
+            self._made = samples, self._sampling.rule(self.data_source, self._excluded)
+        return None if self._made is None else self._made[1]
+
+    def _positions(self) -> int:
+        """How many positions an epoch has."""
+        if (rule := self._rule()) is not None:
+            return rule.samples
+        return len(self.data_source) - (0 if self._gaps is None else len(self._gaps))
+
+    def _order(self, seed: int, shuffle: bool) -> Order:
+        return Order(self._positions(), seed, shuffle, self._gaps, self._rule())
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch an iteration yields from now on."""
@@ -117,19 +135,19 @@ class OrderedRandomSampler(_Seeded, RandomSampler):
         generator: torch.Generator | None = None,
         excluded: NDArray[np.int64] | None = None,
     ) -> None:
-        self._leave_out(excluded)
+        self._take(None, excluded)
         super().__init__(data_source, generator=generator)
         self._seed, self.seed_given = seed, seed is not None
 
     @property
     def order(self) -> Order:
         """What an iteration yields, epoch by epoch."""
-        return Order(self.num_samples, self.seed, True, self._gaps)
+        return self._order(self.seed, True)
 
     @property
     def num_samples(self) -> int:
         """How many an iteration yields."""
-        return self._left(len(self.data_source))
+        return self._positions()
 
     def __iter__(self) -> Iterator[int]:
         return _blocks(self.order, self.epoch)
@@ -153,7 +171,7 @@ class OrderedSequentialSampler(_Seeded, SequentialSampler):
         generator: torch.Generator | None = None,
         excluded: NDArray[np.int64] | None = None,
     ) -> None:
-        self._leave_out(excluded)
+        self._take(None, excluded)
         super().__init__(data_source)
         self.generator = generator
         self._seed, self.seed_given = seed, seed is not None
@@ -161,14 +179,54 @@ class OrderedSequentialSampler(_Seeded, SequentialSampler):
     @property
     def order(self) -> Order:
         """What an iteration yields, epoch by epoch."""
-        return Order(len(self), self.seed, False, self._gaps)
+        return self._order(self.seed, False)
 
     def __len__(self) -> int:
-        return self._left(len(self.data_source))
+        return self._positions()
 
     def __iter__(self) -> Iterator[int]:
         # The seed is for keys: none is drawn from the user's generator for an order without chance.
-        return _blocks(Order(len(self), 0, False, self._gaps), self.epoch)
+        return _blocks(self._order(0, False), self.epoch)
+
+
+class OrderedSampler(_Seeded, Sampler[int]):
+    """Yields an order that a description makes; no class of torch's that frameworks replace.
+
+    Args:
+        data_source: what is sampled; the order is made anew where its length has changed.
+        sampling: the description.
+        seed: of order and keys; None draws it from ``generator`` when it is first needed.
+        generator: where the seed comes from; None for torch's default one.
+        excluded: ascending indices that are left out, int64.
+
+    Raises:
+        ValueError: the description does not fit the data.
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+        excluded: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._take(sampling, excluded)
+        self.data_source, self.generator = data_source, generator
+        self._seed, self.seed_given = seed, seed is not None
+        self._rule()
+
+    @property
+    def order(self) -> Order:
+        """What an iteration yields, epoch by epoch."""
+        return self._order(self.seed, True)
+
+    def __len__(self) -> int:
+        return self._positions()
+
+    def __iter__(self) -> Iterator[int]:
+        return _blocks(self.order, self.epoch)
 
 
 class ShardedSampler(_Epoch, DistributedSampler[int]):
@@ -182,6 +240,10 @@ class ShardedSampler(_Epoch, DistributedSampler[int]):
         seed: of the order; the same on all ranks.
         uneven: as `Share` has it.
         excluded: ascending indices that are left out, int64.
+        sampling: the description of the order; None: as ``shuffle`` says.
+
+    Raises:
+        ValueError: the description does not fit the data.
     """
 
     def __init__(
@@ -192,22 +254,23 @@ class ShardedSampler(_Epoch, DistributedSampler[int]):
         seed: int,
         uneven: str,
         excluded: NDArray[np.int64] | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
-        self._leave_out(excluded)
+        self._take(sampling, excluded)
         # Not torch's, which asks for the ranks now; these are its attributes, beside those below.
         self.dataset, self.drop_last = cast(Any, data_source), uneven == "drop"
         self.shuffle, self.seed = shuffle, seed
         self.data_source, self.uneven = data_source, uneven
+        self._rule()
 
     @property
     def order(self) -> Order:
         """What the ranks share, epoch by epoch."""
-        return Order(self._left(len(self.data_source)), self.seed, self.shuffle, self._gaps)
+        return self._order(self.seed, self.shuffle)
 
     def share(self, batch_size: int = 1) -> Share:
         """This rank's part of it."""
-        samples = self._left(len(self.data_source))
-        return Share(samples, 0, *rank_and_world(), batch_size, self.uneven)
+        return Share(self._positions(), 0, *rank_and_world(), batch_size, self.uneven)
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -238,5 +301,5 @@ class ShardedSampler(_Epoch, DistributedSampler[int]):
             yield from order.at(self.epoch, share.positions(step)[0]).tolist()
 
 
-Ordered = OrderedRandomSampler | OrderedSequentialSampler | ShardedSampler
+Ordered = OrderedRandomSampler | OrderedSequentialSampler | OrderedSampler | ShardedSampler
 """The samplers that yield an order."""

@@ -27,12 +27,13 @@ class State:
         seed: of order and keys.
         shuffle: None with a user's sampler.
         uneven: as the loader has it; None without sharding.
-        samples: in the dataset; None where it has no length.
+        samples: of an epoch; None where the dataset has no length.
         source: hash of the samples' names and labels; None where they are not known.
         batches: with a user's sampler, those taken on this rank.
         batch_size: then, of its batches; None where it makes them itself.
         world: then, the number of ranks.
         sampler_epoch: then, the ``epoch`` that the sampler has; None where it has none.
+        order: the name of the order's rule; None without one.
     """
 
     epoch: int
@@ -46,6 +47,7 @@ class State:
     batch_size: int | None = None
     world: int | None = None
     sampler_epoch: int | None = None
+    order: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The state for JSON."""
@@ -56,6 +58,8 @@ class State:
         else:
             for name in ("position", "shuffle", "uneven"):
                 del fields[name]
+        if self.order is None:
+            del fields["order"]
         return {"version": VERSION, "algorithm": ALGORITHM, **fields}
 
     def require_same(self, here: State, seed_given: bool) -> None:
@@ -67,7 +71,7 @@ class State:
         kinds = ["a sampler of yours" if s.position is None else "an order" for s in (self, here)]
         if kinds[0] != kinds[1]:
             raise ResumeError("sampler", *kinds)
-        names = ["samples", "shuffle", "batch_size", "world"]
+        names = ["samples", "order", "shuffle", "batch_size", "world"]
         for name in names + ["seed"] * seed_given:
             if getattr(self, name) != getattr(here, name):
                 raise ResumeError(name, getattr(self, name), getattr(here, name))

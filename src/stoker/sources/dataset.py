@@ -29,7 +29,7 @@ from stoker.genuine import Watch
 from stoker.plan import Refusal
 from stoker.sources import index
 from stoker.sources.detection import Detection
-from stoker.sources.index import Files, Images
+from stoker.sources.index import Extents, Files, Images
 
 _RUN = ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
 """What a loader calls of a dataset."""
@@ -281,8 +281,6 @@ def _one_table(tables: list[Files]) -> Files:
     table = _tables.get(key)
     if table is None:
         kinds = {(files.upright, files.max_pixels, files.max_bytes) for files in tables}
-        if any(files.extents for files in tables):
-            raise _RefusedError("ConcatDataset", "has parts in shards", "open all shards as one")
         if len(kinds) > 1:
             raise _RefusedError(
                 "ConcatDataset", "its parts have different limits", "give all the same"
@@ -294,12 +292,36 @@ def _one_table(tables: list[Files]) -> Files:
         offsets = np.zeros(sum(map(len, tables)) + 1, np.uint64)
         np.cumsum(np.concatenate(lengths), out=offsets[1:])
         table = replace(
-            tables[0], root=root, names=np.concatenate(names), offsets=offsets, labels=None
+            tables[0],
+            root=root,
+            names=np.concatenate(names),
+            offsets=offsets,
+            labels=None,
+            extents=_one_extents([files.extents for files in tables]),
         )
         # The parts live as long as their union, so that no other table can have their ids.
         object.__setattr__(table, "_parts", tables)
         _tables[key] = table
     return table
+
+
+def _one_extents(parts: list[Extents | None]) -> Extents | None:
+    """Where the rows of several tables are, one after the other."""
+    extents = [part for part in parts if part is not None]
+    if not extents:
+        return None
+    if len(extents) < len(parts) or any(part.copies is not None for part in extents):
+        raise _RefusedError(
+            "ConcatDataset", "has parts in shards and others, or remote ones", "open all as one"
+        )
+    sizes = [len(part.shards) for part in extents]
+    firsts = np.repeat(np.cumsum(sizes) - sizes, [len(part.shard) for part in extents])
+    return Extents(
+        _one_table([part.shards for part in extents]),
+        np.concatenate([part.shard for part in extents]) + firsts.astype(np.uint32),
+        np.concatenate([part.begin for part in extents]),
+        np.concatenate([part.length for part in extents]),
+    )
 
 
 def _names_below(root: str, files: Files) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
