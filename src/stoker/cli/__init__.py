@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stoker.cli.bench import bench
+from stoker.cli.doctor import doctor
 from stoker.cli.info import info
 from stoker.cli.pack import pack
 from stoker.cli.parity import parity
@@ -35,6 +36,7 @@ app.command()(parity)
 app.command()(verify)
 app.command()(info)
 app.command()(pack)
+app.command()(doctor)
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(run)
