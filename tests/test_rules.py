@@ -211,6 +211,15 @@ def test_ranks_read_their_own_strands() -> None:
     assert set(shared.values()) == {1} and len(shared) == 80
 
 
+def test_batches_that_are_windows_are_stretches_of_a_run() -> None:
+    world, batch = 4, 32
+    rule = runs([320] * 40, world * batch, world)
+    for rank in range(world):
+        mine = np.array([index for index, _ in drawn(rule, 0)[rank::world]]).reshape(-1, batch)
+        assert (mine.max(1) - mine.min(1) == batch - 1).all()
+        assert (np.diff(mine, axis=1) != 1).any()
+
+
 def test_every_order_of_runs_is_equally_likely() -> None:
     rule = runs([1, 1, 1, 1], 1, 1)
     seen = Counter(tuple(index for index, _ in drawn(rule, epoch)) for epoch in range(2400))

@@ -473,6 +473,46 @@ def test_a_loader_that_is_built_anew_from_its_parts(name: str, folder: Path, sha
     assert torch.cat([batch[1] for batch in plain]).tolist() == indices
 
 
+def test_lightning_shares_it_among_ranks() -> None:
+    pytest.importorskip("lightning")
+    from lightning.fabric.utilities.data import _update_dataloader
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+
+    loader = loader_of(Values(), stoker.Weighted(np.arange(17), num_samples=20), tier="stock")
+    order = loader.sampler.order
+    for epoch in range(2):
+        served = []
+        for rank in range(2):
+            wrapped = DistributedSamplerWrapper(
+                loader.sampler, num_replicas=2, rank=rank, shuffle=False
+            )
+            rebuilt: Any = _update_dataloader(loader, wrapped)
+            rebuilt.set_epoch(epoch)
+            served += torch.cat([indices for _, indices in rebuilt]).tolist()
+        assert sorted(served) == sorted(order.indices(epoch, 0, 20).tolist())
+
+
+def test_accelerate_resumes_it(folder: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+
+    def prepared(weights: Any) -> Any:
+        loader = loader_of(Recorded(folder), stoker.Weighted(weights))
+        return stoker.accelerate(accelerator.prepare(loader))
+
+    first = prepared(WEIGHTS)
+    order = first.base_dataloader.batch_sampler.sampler.order
+    epochs = [order.indices(epoch, 0, SAMPLES).tolist() for epoch in range(2)]
+    assert [int(y) for _, labels in first for y in labels] == epochs[0]
+    list(islice(first, 3))
+    state = json.loads(json.dumps(first.state_dict()))
+    again = prepared(WEIGHTS)
+    again.load_state_dict(state)
+    assert [int(y) for _, labels in again for y in labels] == epochs[1][9:]
+    with pytest.raises(stoker.ResumeError, match="order"):
+        prepared(WEIGHTS[::-1]).load_state_dict(state)
+
+
 def test_follows_a_dataset_that_grows() -> None:
     dataset = Values(4)
     loader = loader_of(dataset, stoker.RepeatedAugmentation(2, num_samples=8), tier="stock")

@@ -49,7 +49,7 @@ from stoker.samplers import (
     ShardedSampler,
     rank_and_world,
 )
-from stoker.sampling import Runs, Sampling
+from stoker.sampling import Sampling, asked_for
 from stoker.slots import accelerator_pins
 from stoker.startup import parts_of
 from stoker.state import VERSION, from_dict
@@ -182,7 +182,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ValueError(
                 f"on_error={on_error!r} needs a map-style dataset and keyed randomness"
             )
-        sampling = self._sampling(given, order, shuffle, keyed)
+        sampling = asked_for(given, order, shuffle, keyed)
         own = keyed and (given is None or sampling is not None)
         excluded = None
         if exclude is not None:
@@ -311,23 +311,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return None
 
     # The order
-
-    @staticmethod
-    def _sampling(given: Any, order: str | None, shuffle: bool | None, keyed: bool) -> Any:
-        """The description of an order that the arguments ask for; None without one."""
-        if isinstance(given, Sampling):
-            found: Sampling = given
-            if shuffle:
-                raise ValueError(f"sampler={type(given).__name__} and shuffle exclude each other")
-        elif given is None and order == "runs":
-            found = Runs()
-        else:
-            return None
-        if not keyed:
-            raise ValueError(
-                f"{type(found).__name__} needs a map-style dataset and keyed randomness"
-            )
-        return found
 
     @staticmethod
     def _check_sharding(

@@ -211,6 +211,24 @@ Sampling = Runs | Weighted | ClassBalanced | Mixture | RepeatedAugmentation
 """The descriptions."""
 
 
+def asked_for(
+    sampler: Any, order: str | None, shuffle: bool | None, keyed: bool
+) -> Sampling | None:
+    """The description that a loader's arguments ask for; None without one.
+
+    Raises:
+        ValueError: the other arguments do not allow it.
+    """
+    found = Runs() if sampler is None and order == "runs" else sampler
+    if not isinstance(found, Sampling):
+        return None
+    if shuffle and found is sampler:
+        raise ValueError(f"sampler={_kind(found)} and shuffle exclude each other")
+    if not keyed:
+        raise ValueError(f"{_kind(found)} needs a map-style dataset and keyed randomness")
+    return found
+
+
 def filter(dataset: Any, keep: Callable[[str, int], bool]) -> Subset[Any]:
     """Those samples of ``dataset`` of whose name and label ``keep`` says True; none is read.
 
