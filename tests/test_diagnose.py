@@ -614,6 +614,8 @@ def test_real_quota(photos: Path, run: int) -> None:
         )
         judged = judge(found, system)
     assert judged.stage == "quota"
+    if (system.cpu or 0.0) > 0.9:
+        pytest.skip("other processes use the cores that a higher quota is to bring")
     predicted = next(action.gain for action in judged.actions if action.name == "quota")
     after, _ = ceilings.measure(dataset, threads=2, batch_size=32, stays_cached=True, smaller=False)
     assert predicted == pytest.approx(after.loader.median / found.loader.median, rel=0.25)
