@@ -22,6 +22,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import stoker
+from faulty import serving
 from stoker import ceilings, engine, vitals
 from stoker.ceilings import Effort
 from stoker.diagnosis import samples_of
@@ -255,6 +256,19 @@ def test_of_shards(classes: Path, tmp_path: Path) -> None:
     assert 0 < reads.sample_bytes < 1e6
 
 
+def test_of_remote_shards(classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by ranges over the network: nothing is cached, and other threads read."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pack(stoker.ImageFolder(str(classes), cache=False), tmp_path / "a.tar")
+    with serving() as server:
+        server.objects["/a.tar"] = (tmp_path / "a.tar").read_bytes()
+        dataset = stoker.open(f"{server.url}/a.tar", TRAIN, remote="ranges")
+        found, _ = ceilings.measure(dataset, threads=1, batch_size=8, effort=SHORT)
+    assert found.storage is not None
+    assert found.storage.ahead and found.storage.kind == "network"
+    assert found.storage.cold_random is None
+
+
 def _add(image: Any) -> Any:
     for _ in range(20_000):
         pass
@@ -407,7 +421,7 @@ def test_json(classes: Path, tmp_path: Path) -> None:
     assert told["ceilings"]["consumer"]["median"] == pytest.approx(8)
     assert set(told["ceilings"]["storage"]) == {
         "kind", "latency_seconds", "warm", "cold_random", "cold_sequential", "memory",
-        "stays_cached", "packed",
+        "stays_cached", "packed", "ahead",
     }  # fmt: skip
     assert told["against"]["gain"] == pytest.approx(1)
     assert told["against"]["here"]["sample_bytes"] == told["against"]["there"]["sample_bytes"]
@@ -600,6 +614,8 @@ def test_real_quota(photos: Path, run: int) -> None:
         )
         judged = judge(found, system)
     assert judged.stage == "quota"
+    if (system.cpu or 0.0) > 0.9:
+        pytest.skip("other processes use the cores that a higher quota is to bring")
     predicted = next(action.gain for action in judged.actions if action.name == "quota")
     after, _ = ceilings.measure(dataset, threads=2, batch_size=32, stays_cached=True, smaller=False)
     assert predicted == pytest.approx(after.loader.median / found.loader.median, rel=0.25)

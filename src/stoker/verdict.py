@@ -392,11 +392,11 @@ def _actions(
         if storage.packed:
             add(
                 "sequential",
-                f"read in the order of the shards: {change}",
+                f"read shard by shard, with order='runs': {change}",
                 ceilings.produced(fast, made),
             )
         else:
-            what = f"pack to tar and read in the order of the shards: {change}"
+            what = f"pack to tar, read with order='runs': {change}"
             add("pack", what, ceilings.produced(fast, made))
     if storage and not storage.stays_cached and storage.cold_random:
         what = f"keep the bytes in memory or on a faster disk: {storage.warm.median:,.0f} images/s"
