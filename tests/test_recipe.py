@@ -1,0 +1,194 @@
+"""The recipe among real processes: what it refuses, killed at any moment, elastic."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from pictures import picture, save
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "recipes" / "imagenet" / "train.py"
+SAMPLES, EPOCHS = 46, 3
+# Two ranks of four images make six steps of an epoch, the last of which is not full.
+SMALL = ["--model", "resnet18", "--size", "32", "--val-resize", "36", "--batch-size", "4"]
+OFTEN = ["--checkpoint-steps", "2", "--signal-steps", "1", "--log-steps", "1"]
+OPTIONS = [*SMALL, *OFTEN, "--epochs", str(EPOCHS), "--warmup-epochs", "1", "--ema", "0.9"]
+STEPS = 6 * EPOCHS
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(stoker.__file__).parents[1]), *filter(None, sys.path)])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def recorded(launch: list[str], recipe: list[str], place: Path, **asked: Any) -> list[str]:
+    """The command by which torchrun runs the recipe; ``asked`` as in recorded_recipe.py."""
+    place.mkdir(exist_ok=True)
+    script = str(Path(__file__).with_name("recorded_recipe.py"))
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", *launch),
+        *(script, json.dumps({"folder": str(place), **asked}), str(RECIPE), *recipe),
+    ]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """What came of ``command``, started in ``folder``."""
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=240, env=environment()
+    )
+
+
+def on_ranks(world: int) -> list[str]:
+    return ["--standalone", f"--nproc_per_node={world}"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set in which every image is a class of its own: the label says which it is."""
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(SAMPLES):
+        save(folder / "train" / f"{number:03}" / "x.jpg", picture(48, 40, number), quality=80)
+    (folder / "val").symlink_to("train")
+    return folder
+
+
+# What it refuses
+
+
+def test_missing_data_is_told(tmp_path: Path) -> None:
+    done = run([sys.executable, str(RECIPE)], tmp_path)
+    assert done.returncode == 1
+    looked = "there is no train set in data or /workspace/data"
+    assert done.stderr == f"{looked}: say where train and val are, --data FOLDER\n"
+
+
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path, images: Path) -> None:
+    given = ["--data", str(images), *OPTIONS]
+    done = run(recorded(on_ranks(2), given, tmp_path / "handed", gpus=1), tmp_path)
+    assert done.returncode != 0
+    assert "2 processes on a machine with 1 GPUs: torchrun --nproc_per_node=1\n" in done.stderr
+
+
+def test_fewer_images_than_a_step_are_told(tmp_path: Path, images: Path) -> None:
+    given = ["--data", str(images), *SMALL, "--accumulate", "12"]
+    done = run([sys.executable, str(RECIPE), *given], tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "46 images are less than a step of 48: --batch-size\n"
+
+
+# Killed, and gone on with
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def handed_out(folder: Path) -> tuple[Counter[tuple[int, int]], list[int]]:
+    """How often each sample of each epoch counts, and the ranks of each start.
+
+    Of each start counts what was handed out up to the position that the next one went on from.
+    """
+    starts: dict[str, list[list[dict[str, Any]]]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        starts.setdefault(path.stem.split("-")[0], []).append(lines_of(path))
+    begun = [ranks[0][0] for ranks in starts.values()]
+    cuts = [(first["epoch"], first["position"]) for first in begun[1:]] + [(EPOCHS, 0)]
+    counted = Counter[tuple[int, int]]()
+    for ranks, cut in zip(starts.values(), cuts, strict=True):
+        for batch in (line for lines in ranks for line in lines[1:]):
+            if (batch["epoch"], batch["position"]) <= cut:
+                counted.update((batch["epoch"], label) for label in batch["labels"])
+    return counted, [first["world"] for first in begun]
+
+
+def figures(output: Path) -> list[tuple[Any, ...]]:
+    """Step, loss and accuracy of each step and evaluation, without what was taken back."""
+    lines: list[dict[str, Any]] = []
+    for line in lines_of(output / "log.jsonl"):
+        if line["kind"] == "resumed":
+            lines = [before for before in lines if before["step"] <= line["step"]]
+        lines.append(line)
+    kinds = ("train", "val")
+    # An evaluation that was killed before the checkpoint after it comes again, the same.
+    return sorted({(x["step"], x["kind"], x["loss"], x["top1"]) for x in lines if x["kind"] in kinds})
+
+
+def once_each() -> Counter[tuple[int, int]]:
+    return Counter((epoch, label) for epoch in range(EPOCHS) for label in range(SAMPLES))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """The figures of two ranks that nobody disturbs."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    given = ["--data", str(images), "--output", str(place / "out"), *OPTIONS]
+    done = run(recorded(on_ranks(2), given, place / "handed"), place)
+    assert done.returncode == 0, done.stderr
+    assert handed_out(place / "handed") == (once_each(), [2])
+    found = figures(place / "out")
+    assert [kind for _, kind, _, _ in found].count("train") == STEPS
+    assert [step for step, kind, _, _ in found if kind == "val"] == [6, 12, 18]
+    return found
+
+
+def kill_and_go_on(
+    number: int, images: Path, place: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    """Kills the ``number``th time: a rank, or the job, somewhere; then goes on to the end."""
+    draw = random.Random(number)
+    kill = {
+        "rank": draw.randrange(2),
+        "batch": draw.randrange(STEPS - 4),
+        "seconds": draw.uniform(0, 0.3),
+        **([{"whom": "rank", "signal": signal.SIGKILL}, {"whom": "job", "signal": signal.SIGTERM}])[
+            number % 2
+        ],
+    }
+    given = ["--data", str(images), "--output", str(place / "out"), *OPTIONS]
+    done = run(recorded(on_ranks(2), given, place / "handed", kill=kill), place)
+    assert done.returncode != 0, (kill, done.stdout)
+    lines = lines_of(place / "out" / "log.jsonl")
+    stopped = [line for line in lines if line["kind"] == "stopped"]
+    assert len(stopped) == number % 2, (kill, done.stdout, done.stderr)
+    if stopped:
+        assert stopped[0]["signal"] == signal.SIGTERM
+        # Nothing that was done is lost.
+        assert (place / "out" / f"step-{lines[-1]['step']}.pt").exists()
+    world = (2, 1, 3)[number // 2 % 3]
+    again = run(recorded(on_ranks(world), given, place / "handed"), place)
+    assert again.returncode == 0, (kill, again.stderr)
+    counted, worlds = handed_out(place / "handed")
+    assert counted == once_each(), kill
+    assert worlds == [2, world]
+    if world == 2:
+        assert figures(place / "out") == undisturbed, kill
+    assert len(list((place / "out").glob("step-*.pt"))) == 3
+    assert not list((place / "out").glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(2))
+def test_killed_and_gone_on(
+    number: int, images: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    kill_and_go_on(number, images, tmp_path, undisturbed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(2, 20))
+def test_killed_at_many_moments(
+    number: int, images: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    kill_and_go_on(number, images, tmp_path, undisturbed)
