@@ -1,12 +1,12 @@
 """A script for torchrun: runs a recipe, writes down what its ranks are handed, and may be killed.
 
-Arguments: a JSON object, the recipe, and the recipe's own arguments. Into the object's `folder` each
-rank of each start writes a file, named by when the first rank began, and the rank. Its first line
-is the `epoch` and `position` that the shuffled loader begins at, and the number of ranks; then comes
-one for each batch, before it is handed out: `epoch`, `position` after it, and the `labels` that
-count. Where there is a `kill` of `rank`, `batch`, `seconds`, `signal` and `whom` ("rank" or "job"),
-the signal is sent so long after that rank was handed that batch. `gpus` is what
-`torch.cuda.device_count` says.
+Arguments: a JSON object, the recipe, and the recipe's own arguments. Into the object's `folder`
+each rank of each start writes a file, named by when the first rank began, and the rank. Its first
+line is the `epoch` and `position` that the shuffled loader begins at, and the number of ranks; then
+comes one for each batch, before it is handed out: `epoch`, `position` after it, and the `labels`
+that count. Where there is a `kill` of `rank`, `batch`, `seconds`, `signal` and `whom` ("rank" and
+"job"), the signal is sent so long after that rank (None: any) was handed that batch of a start.
+`gpus` is what `torch.cuda.device_count` says.
 """
 
 from __future__ import annotations
@@ -51,13 +51,20 @@ class Recorder:
             counted = labels[valid].tolist()
             self.write(epoch=state["epoch"], position=state["position"], labels=counted)
             kill, rank = self.kill, int(os.environ.get("RANK", 0))
-            if kill is not None and (rank, self.count) == (kill["rank"], kill["batch"]):
-                target = os.getpid() if kill["whom"] == "rank" else os.getppid()
-                timer = threading.Timer(kill["seconds"], os.kill, (target, kill["signal"]))
+            if kill and kill["rank"] in (None, rank) and self.count == kill["batch"]:
+                timer = threading.Timer(kill["seconds"], send, (kill["whom"], kill["signal"]))
                 timer.daemon = True
                 timer.start()
             self.count += 1
             yield images, labels, valid
+
+
+def send(whom: list[str], number: int) -> None:
+    """A signal to torchrun, to this process, or to both."""
+    if "job" in whom:
+        os.kill(os.getppid(), number)
+    if "rank" in whom:
+        os.kill(os.getpid(), number)
 
 
 def main() -> None:
@@ -77,7 +84,7 @@ def main() -> None:
             recorder.write(epoch=state["epoch"], position=state["position"], world=world)
         return recorder.handed(loader, source)
 
-    stoker.DataLoader.__iter__ = iterate  # type: ignore[method-assign, assignment]
+    stoker.DataLoader.__iter__ = iterate  # type: ignore[method-assign]
     sys.argv = sys.argv[2:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

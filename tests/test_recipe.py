@@ -17,12 +17,14 @@ import pytest
 
 import stoker
 from pictures import picture, save
+from stoker.cli.train import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "imagenet" / "train.py"
 SAMPLES, EPOCHS = 46, 3
-# Two ranks of four images make six steps of an epoch, the last of which is not full.
-SMALL = ["--model", "resnet18", "--size", "32", "--val-resize", "36", "--batch-size", "4"]
+# Two ranks of four images make six steps of an epoch, the last of which is not full. The model has
+# batch norm, and dropout, which draws.
+SMALL = ["--model", "mobilenet_v3_small", "--size", "32", "--val-resize", "36", "--batch-size", "4"]
 OFTEN = ["--checkpoint-steps", "2", "--signal-steps", "1", "--log-steps", "1"]
 OPTIONS = [*SMALL, *OFTEN, "--epochs", str(EPOCHS), "--warmup-epochs", "1", "--ema", "0.9"]
 STEPS = 6 * EPOCHS
@@ -122,7 +124,9 @@ def figures(output: Path) -> list[tuple[Any, ...]]:
         lines.append(line)
     kinds = ("train", "val")
     # An evaluation that was killed before the checkpoint after it comes again, the same.
-    return sorted({(x["step"], x["kind"], x["loss"], x["top1"]) for x in lines if x["kind"] in kinds})
+    return sorted(
+        {(x["step"], x["kind"], x["loss"], x["top1"]) for x in lines if x["kind"] in kinds}
+    )
 
 
 def once_each() -> Counter[tuple[int, int]]:
@@ -152,9 +156,12 @@ def kill_and_go_on(
         "rank": draw.randrange(2),
         "batch": draw.randrange(STEPS - 4),
         "seconds": draw.uniform(0, 0.3),
-        **([{"whom": "rank", "signal": signal.SIGKILL}, {"whom": "job", "signal": signal.SIGTERM}])[
-            number % 2
-        ],
+        **(
+            [
+                {"whom": ["rank"], "signal": signal.SIGKILL},
+                {"whom": ["job"], "signal": signal.SIGTERM},
+            ]
+        )[number % 2],
     }
     given = ["--data", str(images), "--output", str(place / "out"), *OPTIONS]
     done = run(recorded(on_ranks(2), given, place / "handed", kill=kill), place)
@@ -192,3 +199,93 @@ def test_killed_at_many_moments(
     number: int, images: Path, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
 ) -> None:
     kill_and_go_on(number, images, tmp_path, undisturbed)
+
+
+# Elastic
+
+
+def lose_an_agent(images: Path, place: Path, whom: list[str]) -> None:
+    """Three agents of one rank each; ``whom`` of the third is killed in the second epoch."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = ["--data", str(images), "--output", str(place / "out"), *OPTIONS]
+    kill = {"rank": None, "batch": 5, "seconds": 0.1, "signal": signal.SIGKILL, "whom": whom}
+    agents = []
+    for number in range(3):
+        meeting = {
+            "is_host": int(number == 0),
+            "last_call_timeout": 1,
+            "keep_alive_interval": 1,
+            "keep_alive_max_attempt": 3,
+        }
+        launch = [
+            *("--nnodes=2:3", "--nproc_per_node=1", "--max-restarts=10", "--rdzv-backend=c10d"),
+            *("--rdzv-id=elastic", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"),
+            "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in meeting.items()),
+        ]
+        asked = {"kill": kill} if number == 2 else {}
+        command = recorded(launch, given, place / "handed", **asked)
+        with (place / f"agent-{number}.log").open("w") as log:
+            agents.append(
+                subprocess.Popen(
+                    command, cwd=place, stdout=log, stderr=subprocess.STDOUT, env=environment()
+                )
+            )
+    try:
+        codes = [agent.wait(timeout=400) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    told = (place / "agent-0.log").read_text()
+    assert codes == [0, 0, -signal.SIGKILL], told
+    counted, worlds = handed_out(place / "handed")
+    assert counted == once_each()
+    assert worlds[0] == 3 and worlds[-1] == 2
+    assert figures(place / "out")[-1][1] == "val"
+
+
+@pytest.mark.slow
+def test_a_machine_is_lost_and_two_go_on(images: Path, tmp_path: Path) -> None:
+    lose_an_agent(images, tmp_path, ["job", "rank"])
+
+
+@pytest.mark.exhaustive
+def test_an_agent_is_lost_and_its_rank_leaves(images: Path, tmp_path: Path) -> None:
+    lose_an_agent(images, tmp_path, ["job"])
+    lines = lines_of(tmp_path / "out" / "log.jsonl")
+    assert [line["signal"] for line in lines if line["kind"] == "stopped"] == [signal.SIGHUP]
+
+
+# stoker train
+
+
+def stoker_train(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "stoker", "train", *arguments]
+
+
+def test_the_command_runs_the_recipe_of_this_repository() -> None:
+    assert recipe().read_bytes() == RECIPE.read_bytes()
+
+
+def test_the_command_passes_options_on(images: Path, tmp_path: Path) -> None:
+    shown = run(stoker_train("--ranks", "3", "--show", str(images), "--epochs", "7"), tmp_path)
+    assert "torch.distributed.run --standalone --nproc_per_node=3 " in shown.stdout
+    assert shown.stdout.endswith(
+        f"train.py --data {images} --output runs/{images.name} --epochs 7\n"
+    )
+    own = run(stoker_train(str(images), "--help"), tmp_path)
+    assert "--accumulate" in own.stdout and own.returncode == 0
+    wrong = run(stoker_train(str(tmp_path)), tmp_path)
+    assert wrong.returncode == 1 and "--data FOLDER" in wrong.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_command_trains(images: Path, tmp_path: Path, ranks: int) -> None:
+    given = [str(images), *SMALL, "--epochs", "1", "--log-steps", "5"]
+    done = run(stoker_train("--ranks", str(ranks), *given), tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = lines_of(tmp_path / "runs" / images.name / "log.jsonl")
+    assert [line["images"] for line in lines if line["kind"] == "val"] == [SAMPLES]

@@ -90,6 +90,7 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["verify"], ["--labels", "--against", "--out", "--jobs", "--json"]),
         (["info"], ["--labels", "--sample", "--png", "--json"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
+        (["train"], ["DATA", "--ranks", "--model"]),
     ],
 )
 def test_help(arguments: list[str], options: list[str]) -> None:

@@ -335,6 +335,7 @@ def train(options: argparse.Namespace) -> None:
     asked: list[int] = []  # signals that came
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: asked.append(number))
+    torchrun = os.getppid() if dist.is_torchelastic_launched() else None
     ranks = Ranks()
     cuda = ranks.device.type == "cuda"
     torch.manual_seed(options.seed)  # the same weights on all ranks
@@ -475,8 +476,11 @@ def train(options: argparse.Namespace) -> None:
             if ended:
                 ranks.share_buffers(model)
                 ranks.share_buffers(judged)
-            # All look at the same step, so that they leave at the same one.
-            leaves = (ended or step % options.signal_steps == 0) and any(ranks.sum(len(asked)))
+            leaves = False
+            if ended or step % options.signal_steps == 0:
+                if torchrun not in (None, os.getppid()):
+                    asked.append(signal.SIGHUP)  # it was killed: nobody would miss this process
+                leaves = ranks.sum(len(asked)) != [0]  # all look, so that they leave together
             if leaves or ended or step % options.checkpoint_steps == 0:
                 keep()
             if leaves:
