@@ -99,6 +99,7 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["info"], ["--labels", "--sample", "--png", "--json"]),
         (["diagnose"], ["--labels", "--recipe", "--step-ms", "--against", "--png", "--json"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
+        (["train"], ["DATA", "--ranks", "--model"]),
     ],
 )
 def test_help(arguments: list[str], options: list[str]) -> None:

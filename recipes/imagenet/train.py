@@ -8,10 +8,11 @@ r"""Trains an image classifier: one file, on stoker's, torch's and torchvision's
 DATA holds `train` and `val`: class folders, or what `stoker pack` made of them (`train-*.tar`,
 `train.lmdb`, ...). `--train` and `--val` take anything that `stoker.open` takes.
 
-Everything that is needed to go on is in the checkpoints below --output: killed at any moment, the
-same command goes on from the last one, on as many ranks as there are then (--resume auto). SIGTERM
-and SIGUSR1 make it save one, and leave. The learning rate is a function of the samples seen, and
-scales with the images in a step, so both are right on any number of ranks.
+Everything that is needed to go on is in the checkpoints below --output, a folder that all machines
+see: killed at any moment, the same command goes on from the last one, on as many ranks as there are
+then (--resume auto). SIGTERM and SIGUSR1 make it save one, and leave. Every sample of an epoch
+counts once and the same, whatever the numbers of ranks: the last step of an epoch is smaller, and
+weighs less. The learning rate is a function of the samples seen, and scales with those in a step.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from torchvision import models, transforms
 import stoker
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SETS = ("{}", "{}-*.tar", "{}-*.tfrecord", "{}-*.parquet", "{}.lmdb", "{}.tar")
+ENDINGS = ("tar", "tfrecord", "parquet")
+SETS = ("{}", *(f"{{}}-*.{e}" for e in ENDINGS), *(f"{{}}.{e}" for e in ENDINGS), "{}.lmdb")
 AMP = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -70,7 +72,7 @@ def arguments() -> argparse.Namespace:
     add("--workers", type=int, help="threads, or worker processes, per rank")
     add("--tier", default="auto", choices=["auto", "stock"], help="stock: torch's own machinery")
     add("--seed", type=int, default=0)
-    add("--resume", default="auto", help="auto, none, or a checkpoint")
+    add("--resume", default="auto", help="a checkpoint to begin with where OUTPUT has none")
     add("--keep", type=int, default=3, help="checkpoints that are kept")
     add("--checkpoint-steps", type=int, default=1000, help="also at the end of each epoch")
     add("--signal-steps", type=int, default=10, help="steps between looks for a signal")
@@ -97,7 +99,9 @@ class Ranks:
             torch.cuda.set_device(local)  # before anything is put on a GPU
         if "RANK" in os.environ:
             dist.init_process_group(
-                "nccl" if gpus else "gloo", timeout=datetime.timedelta(minutes=10)
+                "nccl" if gpus else "gloo",
+                timeout=datetime.timedelta(minutes=10),
+                device_id=self.device if gpus else None,
             )
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.world = dist.get_world_size() if dist.is_initialized() else 1
@@ -116,6 +120,12 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
+    def share_buffers(self, module: nn.Module) -> None:
+        """Gives every rank the first one's statistics of batch norm, which are each rank's own."""
+        if self.world > 1:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
 
 # Data
 
@@ -131,7 +141,7 @@ def find(options: argparse.Namespace, name: str) -> str:
             if glob.glob(path):
                 return path
     looked = " or ".join(map(str, folders))
-    sys.exit(f"there is no {name} set in {looked}: say where the images are, --data FOLDER")
+    sys.exit(f"there is no {name} set in {looked}: say where train and val are, --data FOLDER")
 
 
 def datasets(options: argparse.Namespace) -> tuple[Any, Any]:
@@ -202,20 +212,15 @@ def save(folder: Path, step: int, content: dict[str, Any], keep: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    for old in checkpoints(folder)[:-keep]:
+    for old in [*checkpoints(folder)[:-keep], *folder.glob(".step-*.part")]:
         old.unlink()
 
 
 def load(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any] | None:
     """The checkpoint to go on from, the same on all ranks; None to begin."""
-    if options.resume == "none":
-        return None
-    if options.resume != "auto":
-        chosen: str | None = options.resume
-    else:
-        newest = checkpoints(options.output)[-1:]
-        chosen = str(newest[0]) if newest else None
-        chosen = ranks.of_all(chosen)[0]  # as the first rank sees the folder
+    newest = [str(path) for path in checkpoints(options.output)[-1:]]
+    given = None if options.resume == "auto" else options.resume
+    chosen: str | None = ranks.of_all(newest[0] if newest else given)[0]  # as the first rank sees
     if chosen is None:
         return None
     # Tensors, numbers and texts only: nothing in it is executed.
@@ -244,9 +249,12 @@ def restore_random_state(states: list[Any], ranks: Ranks) -> None:
 
 
 class Log:
-    """JSON lines in OUTPUT/log.jsonl, the same for TensorBoard if it is installed; of rank 0."""
+    """JSON lines in OUTPUT/log.jsonl, the same for TensorBoard if it is installed; of rank 0.
 
-    def __init__(self, folder: Path, ranks: Ranks) -> None:
+    A line of kind "resumed" takes back what stands before it of later steps than its own.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, step: int) -> None:
         self.active = ranks.rank == 0
         if not self.active:
             return
@@ -256,7 +264,7 @@ class Log:
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(folder))
+            self.board = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, kind: str, step: int, **values: float) -> None:
         """Writes the figures of a step."""
@@ -292,6 +300,18 @@ class Waited:
 # Training
 
 
+def filled(batch: Any, size: int) -> Any:
+    """Images, labels and marks of ``size`` samples: a smaller batch is repeated, without marks.
+
+    So kernels and batch norm never see another number of images.
+    """
+    images, labels, valid = batch
+    if len(images) == size:
+        return batch
+    again = torch.arange(size) % len(images)
+    return images[again], labels[again], valid[again] & (torch.arange(size) < len(images))
+
+
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, loader: Any, ranks: Ranks, forward: Callable[..., Any]
@@ -301,8 +321,9 @@ def evaluate(
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     for images, labels, valid in loader:
         labels, valid = labels.to(ranks.device), valid.to(ranks.device)
+        images = images.to(ranks.device, non_blocking=True, memory_format=torch.channels_last)
         with forward():
-            scores = model(images.to(ranks.device, non_blocking=True)).float()
+            scores = model(images).float()
         losses = nn.functional.cross_entropy(scores, labels, reduction="none")
         hits = scores.topk(min(5, scores.shape[1])).indices == labels[:, None]
         sums += torch.stack([of[valid].sum() for of in (hits[:, 0], hits.any(1), losses, valid)])
@@ -314,6 +335,7 @@ def train(options: argparse.Namespace) -> None:
     asked: list[int] = []  # signals that came
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: asked.append(number))
+    torchrun = os.getppid() if dist.is_torchelastic_launched() else None
     ranks = Ranks()
     cuda = ranks.device.type == "cuda"
     torch.manual_seed(options.seed)  # the same weights on all ranks
@@ -323,20 +345,25 @@ def train(options: argparse.Namespace) -> None:
     def forward() -> Any:
         return torch.autocast("cuda", dtype) if dtype else contextlib.nullcontext()
 
-    train_set, val_set = datasets(options)
-    given: dict[str, Any] = {"shard": True, "tier": options.tier, "pin_memory": cuda}
+    # "exact": every sample once, and the same number of steps on all ranks. The generator is for
+    # torch's own iterators, which else draw from the model's.
+    given: dict[str, Any] = {"shard": True, "uneven": "exact", "pin_memory": cuda}
+    given |= {"tier": options.tier, "generator": torch.Generator()}
     if options.workers is not None:
         given["num_workers"] = options.workers
-    loader = stoker.DataLoader(
-        train_set, options.batch_size, shuffle=True, seed=options.seed, drop_last=True, **given
-    )
-    val_loader = stoker.DataLoader(val_set, options.batch_size, uneven="exact", **given)
+    size = options.batch_size
+    train_set, val_set = datasets(options)
+    loader = stoker.DataLoader(train_set, size, shuffle=True, seed=options.seed, **given)
+    val_loader = stoker.DataLoader(val_set, size, **given)
 
-    if not len(loader):
-        least = options.batch_size * ranks.world
-        sys.exit(f"{len(train_set):,} images are less than a step of {least:,}: --batch-size")
+    samples, images_per_pass = len(train_set), size * ranks.world
+    images_per_step = images_per_pass * options.accumulate
+    if samples < images_per_step:
+        sys.exit(f"{samples:,} images are less than a step of {images_per_step:,}: --batch-size")
+    if not len(val_set):
+        sys.exit("the val set is empty: --val")
 
-    classes = len(train_set.classes) or max(train_set.targets) + 1
+    classes = len(train_set.classes) or int(max(train_set.targets)) + 1
     model = make_model(options.model, classes).to(ranks.device)
     model = model.to(memory_format=torch.channels_last)
     average = None
@@ -346,6 +373,7 @@ def train(options: argparse.Namespace) -> None:
             multi_avg_fn=get_ema_multi_avg_fn(options.ema),  # type: ignore[no-untyped-call]
             use_buffers=True,
         )
+    judged: nn.Module = model if average is None else average.module
     optimizer = torch.optim.SGD(
         parameter_groups(model, options.weight_decay),
         options.lr,
@@ -358,10 +386,9 @@ def train(options: argparse.Namespace) -> None:
         parallel = nn.parallel.DistributedDataParallel(
             model, device_ids=[ranks.device.index] if cuda else None
         )
-    loss_of = nn.CrossEntropyLoss(label_smoothing=options.label_smoothing)
+    loss_of = nn.CrossEntropyLoss(label_smoothing=options.label_smoothing, reduction="none")
 
     epoch = step = 0
-    log = Log(options.output, ranks)
     checkpoint = load(options, ranks)
     if checkpoint is not None:
         model.load_state_dict(checkpoint["model"])
@@ -372,9 +399,12 @@ def train(options: argparse.Namespace) -> None:
         loader.load_state_dict(json.loads(checkpoint["loader"]))
         restore_random_state(checkpoint["random"], ranks)
         epoch, step = checkpoint["epoch"], checkpoint["step"]
+    log = Log(options.output, ranks, step)
+    if checkpoint is not None:
+        log.write("resumed", step, epoch=epoch, ranks=ranks.world)
 
-    def keep(epoch: int) -> None:
-        """Saves everything that is needed to go on from here."""
+    def keep() -> None:
+        """Saves everything that is needed to go on from here; returns when it is written."""
         states = random_state(ranks)
         if ranks.rank == 0:
             content = {
@@ -388,30 +418,35 @@ def train(options: argparse.Namespace) -> None:
                 "step": step,
             }
             save(options.output, step, content, options.keep)
+        ranks.sum(0)  # a rank that left before would be a failure to torchrun, which ends the rest
 
-    samples = len(train_set)
-    images_per_step = options.batch_size * options.accumulate * ranks.world
     while epoch < options.epochs:
         loader.set_epoch(epoch)
+        position = loader.state_dict()["position"]  # not 0 where a checkpoint was in mid-epoch
         parallel.train()
         batches = Waited(iter(loader))
-        begun, seen, waited, passes, losses = time.perf_counter(), 0, 0.0, 0, []
-        for images, labels in batches:
-            passes += 1
+        passes, begun, waited = 0, time.perf_counter(), 0.0
+        sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)  # loss, right ones, all
+        for batch in batches:
+            images, labels, valid = filled(batch, size)
+            passes, position = passes + 1, min(position + images_per_pass, samples)
+            steps_now = passes % options.accumulate == 0 or position == samples
             images = images.to(ranks.device, non_blocking=True, memory_format=torch.channels_last)
             labels = labels.to(ranks.device, non_blocking=True)
-            steps_now = passes % options.accumulate == 0
+            valid = valid.to(ranks.device, non_blocking=True)
             unsynchronised = ranks.world > 1 and not steps_now
             with parallel.no_sync() if unsynchronised else contextlib.nullcontext():
                 with forward():
-                    loss = loss_of(parallel(images), labels)
-                scaler.scale(loss / options.accumulate).backward()
-            losses.append(loss.detach())
-            seen += len(labels) * ranks.world
+                    scores = parallel(images)
+                    losses = loss_of(scores, labels) * valid
+                # The ranks' gradients are averaged, so those of a step are sums over its images,
+                # divided by those of a full step.
+                scaler.scale(losses.sum() * ranks.world / images_per_step).backward()
+            right = (scores.detach().argmax(1) == labels) & valid
+            sums += torch.stack([losses.detach().sum().double(), right.sum(), valid.sum()])
             if not steps_now:
                 continue
 
-            position = min(loader.state_dict()["position"], samples)
             rate = learning_rate(options, epoch + position / samples, images_per_step)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -422,32 +457,41 @@ def train(options: argparse.Namespace) -> None:
                 average.update_parameters(model)
             step += 1
 
+            ended = position == samples
             if step % options.log_steps == 0:
+                loss, hits, seen = ranks.sum(*sums.tolist())
                 seconds = time.perf_counter() - begun
-                mean = torch.stack(losses).mean()
                 log.write(
                     "train",
                     step,
                     epoch=epoch + position / samples,
-                    loss=ranks.sum(mean.item())[0] / ranks.world,
+                    loss=loss / seen,
+                    top1=hits / seen,
                     lr=rate,
                     images_per_second=seen / seconds,
                     data_wait_share=(batches.seconds - waited) / seconds,
                 )
-                begun, seen, waited, losses = time.perf_counter(), 0, batches.seconds, []
-            if step % options.signal_steps == 0 and any(ranks.sum(len(asked))):
-                keep(epoch)
+                begun, waited = time.perf_counter(), batches.seconds
+                sums.zero_()
+            if ended:
+                ranks.share_buffers(model)
+                ranks.share_buffers(judged)
+            leaves = False
+            if ended or step % options.signal_steps == 0:
+                if torchrun not in (None, os.getppid()):
+                    asked.append(signal.SIGHUP)  # it was killed: nobody would miss this process
+                leaves = ranks.sum(len(asked)) != [0]  # all look, so that they leave together
+            if leaves or ended or step % options.checkpoint_steps == 0:
+                keep()
+            if leaves:
                 number = max(max(numbers) for numbers in ranks.of_all(asked) if numbers)
                 log.write("stopped", step, signal=number)
                 leave(128 + number)
-            if step % options.checkpoint_steps == 0:
-                keep(epoch)
 
-        optimizer.zero_grad()  # of passes that did not make a whole step
-        judged = model if average is None else average.module
         log.write("val", step, epoch=epoch + 1, **evaluate(judged, val_loader, ranks, forward))
         epoch += 1
-        keep(epoch)
+        loader.set_epoch(epoch)
+        keep()  # in the place of the one before, which would evaluate once more
     leave(0)
 
 

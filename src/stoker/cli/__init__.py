@@ -21,6 +21,7 @@ from stoker.cli.info import info
 from stoker.cli.pack import pack
 from stoker.cli.parity import parity
 from stoker.cli.run import run
+from stoker.cli.train import train
 from stoker.cli.verify import verify
 from stoker.errors import StokerError
 
@@ -39,9 +40,9 @@ app.command()(verify)
 app.command()(info)
 app.command()(pack)
 app.command()(doctor)
-app.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)(run)
+_PASSING_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+app.command(context_settings=_PASSING_ON)(run)
+app.command(context_settings={**_PASSING_ON, "ignore_unknown_options": False})(train)
 
 
 def _show_version(wanted: bool) -> None:
