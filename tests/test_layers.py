@@ -34,7 +34,9 @@ def _row(modules: str, eager: str = "", lazy: str = "") -> Row:
 ROWS = [
     _row("_native errors augmentations"),
     _row(
-        "plan order stats cache machine genuine transport", "numpy platformdirs", "fsspec aiohttp"
+        "plan order stats cache machine genuine transport finding",
+        "numpy platformdirs",
+        "fsspec aiohttp",
     ),
     _row(
         "storage copies engine slots draws stock fields collate state vitals",
@@ -46,9 +48,12 @@ ROWS = [
         "numpy PIL torch platformdirs rich",
         "torchvision lmdb pyarrow datasets pillow_heif google_crc32c pycocotools zstandard",
     ),
-    _row("lower_augmentations startup crossing bad_samples contents ranges", "numpy torch PIL"),
     _row(
-        "lower feed keyed explanation trace transfer samplers",
+        "lower_augmentations startup crossing bad_samples contents ranges environment links",
+        "numpy torch PIL",
+    ),
+    _row(
+        "lower feed keyed explanation trace transfer samplers rendezvous",
         "numpy torch PIL",
         "torchvision timm",
     ),

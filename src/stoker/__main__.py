@@ -19,8 +19,20 @@ def main() -> None:
         at = sys.argv.index("--")
         run_watched(sys.argv[2:at], sys.argv[at + 1 :])
         return
-    from stoker.cli import main as command_line
+    try:
+        from stoker.cli import main as command_line
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        # torch or the native engine is broken; that is what `stoker doctor` is for.
+        from stoker.doctor import findings
+        from stoker.environment import facts_of
+        from stoker.finding import as_text, failed
 
+        found = findings(facts_of())
+        if not failed(found):
+            raise
+        if sys.argv[1:2] != ["doctor"]:
+            found = [finding for finding in found if finding.state == "fault"]
+        sys.exit(f"error: {error}\n{as_text(found)}")
     command_line()
 
 

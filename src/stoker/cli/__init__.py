@@ -16,6 +16,7 @@ from rich.text import Text
 
 from stoker.cli.bench import bench
 from stoker.cli.diagnose import diagnose
+from stoker.cli.doctor import doctor
 from stoker.cli.info import info
 from stoker.cli.pack import pack
 from stoker.cli.parity import parity
@@ -37,6 +38,7 @@ app.command()(parity)
 app.command()(verify)
 app.command()(info)
 app.command()(pack)
+app.command()(doctor)
 app.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(run)
