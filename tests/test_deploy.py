@@ -182,10 +182,9 @@ def _try_ssh(prefix: Prefix, environment: dict[str, str], user: str, folder: Pat
             assert "SECRET_OF_SOMEBODY" not in found
             # What the user's own files put before it is theirs.
             assert shell != "env" or found["PATH"].endswith(environment["PATH"])
-        done = _ssh(
-            key, user, port, "LD_LIBRARY_PATH= python -c 'import torch; print(torch.__version__)'"
-        )
-        assert done.returncode == 0 and done.stdout[:2].isascii(), done.stderr
+        code = "PATH=$STOKER_PATH; python -c 'import torch; print(torch.__version__)'"
+        done = _ssh(key, user, port, f"unset LD_LIBRARY_PATH; {code}")
+        assert done.returncode == 0 and done.stdout[:2] == "2.", done.stderr
         assert _ssh(key, user, port, "which torchrun").stdout.strip()
         assert subprocess.run([*prefix, "health"], env=environment, timeout=60).returncode == 0
 

@@ -266,6 +266,33 @@ def test_samples_without_label_or_known_suffix(tmp_path: Path, source: Images) -
     assert replace(sample, name="a.JPEG").suffix == ".jpeg"
 
 
+@pytest.mark.parametrize("kind", SHARDED)
+def test_parts_make_the_whole(tmp_path: Path, source: Images, folder: Path, kind: str) -> None:
+    """Machines that each write a part write, in any order, what one machine writes."""
+    whole = pack(source, named(tmp_path / "whole", kind), shard_bytes=SIZE, shuffle=3)
+    assert len(whole.shards) > 3
+    target = named(tmp_path / "parts", kind)
+    done = [
+        pack(source, target, shard_bytes=SIZE, shuffle=3, part=(number, 3)) for number in (2, 0)
+    ]
+    assert [len(part.shards) for part in done] == [
+        len(whole.shards[number::3]) for number in (2, 0)
+    ]
+    arguments = ["--shard-size", str(SIZE), "--shuffle", "3", "--no-measure", "--part", "1/3"]
+    told = CliRunner().invoke(app, ["pack", str(folder), target, *arguments])
+    assert told.exit_code == 0, told.output
+    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
+    again = pack(source, target, shard_bytes=SIZE, shuffle=3, part=(1, 3))
+    assert again.found == len(again.shards)
+    assert sum(part.samples for part in (*done, again)) == whole.samples
+    for bad in ((3, 3), (-1, 3), (0, 0)):
+        with pytest.raises(ValueError, match="part="):
+            pack(source, target, part=bad)
+    with pytest.raises(ValueError, match="%06d"):
+        pack(source, str(tmp_path / "one.tar"), part=(0, 2))
+    assert CliRunner().invoke(app, ["pack", str(folder), target, "--part", "3/3"]).exit_code == 2
+
+
 def test_the_result_depends_on_the_arguments_alone(tmp_path: Path, source: Images) -> None:
     for jobs in (1, 3):
         pack(source, tmp_path / f"{jobs}/a-%d.tar", shard_bytes=SIZE, shuffle=1, jobs=jobs)

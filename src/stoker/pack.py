@@ -87,7 +87,7 @@ class Packed:
     """What was packed.
 
     Attributes:
-        shards: paths, in order.
+        shards: paths, in order; of a part only its own.
         samples: how many.
         image_bytes: of encoded images, as they were written.
         shard_bytes: of all shards.
@@ -112,6 +112,7 @@ def pack(
     shrink: Shrink | None = None,
     jobs: int = 2,
     on: Literal["threads", "ray"] = "threads",
+    part: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> Packed:
     """Writes the encoded images of ``source``, byte for byte, and their labels into a packed set.
@@ -129,6 +130,8 @@ def pack(
         on: ``"threads"`` of this process, or ``"ray"``: tasks of a Ray cluster, which must see the
             paths of source and target; the one that ``RAY_ADDRESS`` names, else one that is started
             here.
+        part: ``(k, n)``: of the shards only every n-th, from number k on; n machines that are told
+            0 to n - 1 write the whole set, in any order and each for itself.
         progress: is called now and then, from several threads.
 
     Raises:
@@ -154,6 +157,8 @@ def pack(
         raise ValueError(f"shard_bytes={shard_bytes} and jobs={jobs} must be positive")
     if on not in ("threads", "ray"):
         raise ValueError(f"on={on!r}: expected 'threads' or 'ray'")
+    if not 0 <= part[0] < part[1] or (part[1] > 1 and "%" not in target):
+        raise ValueError(f"part={part}: expected (k, n) with 0 <= k < n, and a %06d in the target")
     if source.files.labels is None:
         raise ValueError("the images have boxes, and shards have room for one label each")
     rows = np.arange(len(source), dtype=np.int64)
@@ -164,17 +169,18 @@ def pack(
     paths = [target % number if "%" in target else target for number in range(len(parts))]
     _refuse_others(target, paths)
     os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-    _refuse_a_full_disk(target, paths, parts, lengths)
+    mine = slice(part[0], None, part[1])
+    _refuse_a_full_disk(target, paths, parts, lengths, mine)
     work = _Work(source.files, list(getattr(source, "classes", [])), suffix, shrink)
     firsts = np.cumsum([0, *map(len, parts)]).tolist()
-    tasks = list(zip(paths, parts, firsts, strict=False))
+    tasks = list(zip(paths, parts, firsts, strict=False))[mine]
     run = _in_threads if on == "threads" else _on_ray
     done = run(work, tasks, jobs, _Told(progress))
     return Packed(
-        paths,
-        len(rows),
+        paths[mine],
+        sum(map(len, parts[mine])),
         sum(shard.image_bytes for shard in done),
-        sum(map(_size, paths)),
+        sum(map(_size, paths[mine])),
         sum(shard.found for shard in done),
         time.monotonic() - begun,
     )
@@ -243,13 +249,17 @@ def _refuse_others(target: str, paths: list[str]) -> None:
 
 
 def _refuse_a_full_disk(
-    target: str, paths: list[str], parts: list[NDArray[np.int64]], lengths: NDArray[np.int64]
+    target: str,
+    paths: list[str],
+    parts: list[NDArray[np.int64]],
+    lengths: NDArray[np.int64],
+    mine: slice,
 ) -> None:
-    needed, first = 0, 0
-    for path, part in zip(paths, parts, strict=True):
-        if not os.path.exists(path):
-            needed += int(lengths[first : first + len(part)].sum())
-        first += len(part)
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    shards = list(zip(paths, ends, ends[1:], strict=False))[mine]
+    needed = sum(
+        int(lengths[first:end].sum()) for path, first, end in shards if not os.path.exists(path)
+    )
     free = shutil.disk_usage(os.path.dirname(target) or ".").free
     if needed > free:
         raise SourceError(target, f"needs {needed:,} bytes, and {free:,} are free there")

@@ -102,6 +102,14 @@ def pack(
         Where,
         typer.Option(help="Threads here, or tasks of a Ray cluster (RAY_ADDRESS, else started)."),
     ] = Where.threads,
+    part: Annotated[
+        str,
+        typer.Option(
+            metavar="K/N",
+            help="Of the shards only every N-th, from number K on: N machines, with K from 0 on, "
+            "write the set together.",
+        ),
+    ] = "0/1",
     measure: Annotated[
         bool,
         typer.Option(help="Then read both as for training, for some seconds, and say how fast."),
@@ -112,6 +120,9 @@ def pack(
     It may be interrupted at any moment; the same command goes on from there, with the same result.
     Every shard is read again and compared before it gets its name. DATA is never changed.
     """
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and int(number) < int(parts)):
+        raise typer.BadParameter(f"--part {part}: expected K/N with K from 0 to N - 1, such as 0/8")
     shrink = None
     if resize_shorter or max_size:
         shrink = Shrink(resize_shorter, max_size, quality)
@@ -137,6 +148,7 @@ def pack(
             shrink=shrink,
             jobs=jobs or most_workers(),
             on=on.value,
+            part=(int(number), int(parts)),
             progress=lambda _, done: progress.update(task, completed=done),
         )
     rate = packed.samples / max(packed.seconds, 1e-9)
