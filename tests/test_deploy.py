@@ -376,3 +376,79 @@ def test_scripts_parse(name: str) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     done = subprocess.run([str(path), "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.strip()
+
+
+# On a bare Debian
+
+
+@pytest.mark.exhaustive
+def test_bare_debian(tmp_path: Path) -> None:
+    """docs/deploy.md word by word, in a root that debootstrap has made; then Jupyter and SSH there.
+
+    About 7 GB of disk, and the network: Debian's packages, and torch with CUDA from PyPI.
+    """
+    if os.getuid() or shutil.which("debootstrap") is None or shutil.which("unshare") is None:
+        pytest.skip("needs root, debootstrap and unshare")
+    root = tmp_path / "root"
+    subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(root)], check=True)
+    # What an installed system has: names of hosts, and here the certificates of the way to PyPI.
+    for name in ("/etc/hosts", "/etc/resolv.conf"):
+        shutil.copy(name, root / name[1:])
+    certificates = Path("/etc/ssl/certs/ca-certificates.crt")
+    if certificates.exists():
+        shutil.copy(certificates, root / "root/certificates.crt")
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (root / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, root / "clone" / name)
+    # The mounts are those of this process alone, and end with it.
+    mounts = " && ".join(
+        [f"mount --rbind /{name} {root}/{name}" for name in ("dev", "sys")]
+        + [f"mount -t proc proc {root}/proc", f'exec chroot {root} "$@"']
+    )
+    inside = ("unshare", "-m", "bash", "-c", mounts, "-")
+    environment = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "PIP_CERT": "/root/certificates.crt" if certificates.exists() else "",
+        "PIP_DEFAULT_TIMEOUT": "180",
+    }
+    page = (ROOT / "docs/deploy.md").read_text()
+    block = re.search(r"as they stand -->\n\n```console\n(.*?)```", page, re.S)
+    assert block is not None
+    lines = [line.removeprefix("# ") for line in block[1].splitlines()]
+    assert lines[0] == "deploy/setup machine" and len(lines) == 5
+    done = subprocess.run(
+        [*inside, "bash", "-ec", "\n".join(["cd /clone", *lines])],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "No broken requirements found" in done.stdout
+    assert re.search(r"^ok +native engine", done.stdout, re.M)
+    log = (root / "workspace/runs/imagenet/log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["kind"] == "val"
+    assert not list((root / "etc/ssh").glob("ssh_host_*"))
+    sizes = subprocess.run(
+        ["du", "-sm", root / "usr", root / "opt/stoker"], capture_output=True, text=True
+    )
+    print(sizes.stdout)  # noqa: T201  the size of an image, for whoever looks
+
+    user = ("setpriv", "--reuid=1000", "--regid=1000", "--init-groups", "--no-new-privs")
+    prefix = (*inside, *user, "/usr/bin/tini", "--", "/opt/stoker/bin/entrypoint")
+    container = {
+        "PATH": f"/opt/stoker/bin:{environment['PATH']}",
+        "HOME": "/home/stoker",
+        "JUPYTER_IP": "127.0.0.1",
+        "SSH_IP": "127.0.0.1",
+    }
+    _try_jupyter(prefix, container)
+    _try_ssh(prefix, container, "stoker", tmp_path)

@@ -41,6 +41,12 @@ def test_command_exists(command: str) -> None:
         assert arguments[0] == "install"
         # Not on PyPI yet: only a path may be installed.
         assert arguments[1].strip('"').startswith(".")
+    elif program == "docker":
+        # There is no container engine here: what it is given must be there.
+        assert arguments[0] in ("build", "run") and (ROOT / "deploy/Dockerfile").is_file()
+        tag = next(argument for argument in arguments if argument.startswith("stoker:torch"))
+        version = tag.removeprefix("stoker:torch")
+        assert (ROOT / f"deploy/requirements/torch-{version}.txt").is_file()
     elif program == "stoker":
         done = subprocess.run(
             [str(Path(sys.executable).with_name("stoker")), arguments[0], "--help"],
