@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -107,6 +108,18 @@ def _status(url: str, token: str = "") -> int:
             return error.code
 
 
+def _wait_for(port: int) -> None:
+    """Returns when somebody listens: Jupyter tells its URL a moment before."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 5).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.05)
+
+
 def _try_jupyter(prefix: Prefix, environment: dict[str, str]) -> str:
     """Starts it; without the token nothing is served, with it everything is. Gives the output."""
     port = _port()
@@ -115,6 +128,7 @@ def _try_jupyter(prefix: Prefix, environment: dict[str, str]) -> str:
     with _started([*prefix, "jupyter"], environment, pattern.search) as output:
         token = pattern.findall(output)[0]
         place = f"http://127.0.0.1:{port}"
+        _wait_for(port)
         assert _status(f"{place}/api/contents") == 403
         assert _status(f"{place}/api/contents", "0" * len(token)) == 403
         assert _status(f"{place}/api/contents", token) == 200
