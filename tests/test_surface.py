@@ -89,6 +89,7 @@ def test_loader_keeps_torchs_defaults() -> None:
         (["parity"], ["--labels", "--recipe", "--json"]),
         (["run"], ["SCRIPT"]),
         (["verify"], ["--labels", "--against", "--out", "--jobs", "--json"]),
+        (["doctor"], ["--json"]),
         (["info"], ["--labels", "--sample", "--png", "--json"]),
         (["diagnose"], ["--labels", "--recipe", "--step-ms", "--against", "--png", "--json"]),
         (["pack"], ["--labels", "--shard-size", "--shuffle", "--jobs"]),
