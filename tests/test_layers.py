@@ -58,7 +58,7 @@ ROWS = [
         "numpy torch PIL",
         "torchvision timm",
     ),
-    _row("iterate tiers costs", "numpy torch PIL"),
+    _row("iterate tiers costs", "numpy torch PIL", "torchvision"),
     _row("epochs", "torch"),
     _row("loader prepared", "numpy torch"),
     _row(
