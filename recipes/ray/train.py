@@ -105,7 +105,7 @@ def main() -> None:
     add = parser.add_argument
     add("data", type=Path, help="folder with train and val")
     add("--output", type=Path, default=Path("runs/ray"))
-    add("--ranks", type=int, default=1)
+    add("--ranks", type=int, default=1, help="0: in this process, without a cluster")
     add("--gpus", action="store_true", help="one for each rank")
     add("--model", default="resnet50", help="of torchvision")
     add("--epochs", type=int, default=90)
