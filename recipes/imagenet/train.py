@@ -2,7 +2,7 @@ r"""Trains an image classifier: one file, on stoker's, torch's and torchvision's
 
     python train.py --data /data/imagenet                        # one device
     torchrun --nproc_per_node=4 train.py                         # four GPUs, data in ./data
-    torchrun --nnodes=1:4 --nproc_per_node=8 --max-restarts=3 --rdzv-backend=c10d \
+    torchrun --nnodes=1:4 --nproc_per_node=8 --max-restarts=10 --rdzv-backend=c10d \
         --rdzv-endpoint=HOST:29400 train.py --data /data/imagenet   # one to four machines, elastic
 
 DATA holds `train` and `val`: class folders, or what `stoker pack` made of them (`train-*.tar`,

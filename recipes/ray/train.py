@@ -2,7 +2,7 @@
 
     python train.py /shared/DATA --ranks 16 --gpus --output /shared/runs/ray
 
-Install `stoker[ray]`. Every machine reads DATA, which holds `train` and `val`: class folders, or
+Install `stoker[vision]` and `ray[train]`. Every machine reads DATA, which holds `train` and `val`: class folders, or
 anything else that `stoker.open` takes, and writes to OUTPUT. Ray starts the ranks and their process
 group, and starts them anew where a machine is lost; each rank reads its share of one order, and the
 loader's state in the checkpoint lets any number of ranks go on in mid-epoch.
@@ -105,7 +105,7 @@ def main() -> None:
     add = parser.add_argument
     add("data", type=Path, help="folder with train and val")
     add("--output", type=Path, default=Path("runs/ray"))
-    add("--ranks", type=int, default=1)
+    add("--ranks", type=int, default=1, help="0: in this process, without a cluster")
     add("--gpus", action="store_true", help="one for each rank")
     add("--model", default="resnet50", help="of torchvision")
     add("--epochs", type=int, default=90)
