@@ -2,10 +2,10 @@
 
     python train.py /shared/DATA --ranks 16 --gpus --output /shared/runs/ray
 
-Install `stoker[ray]`. Every machine reads DATA, which holds `train` and `val`: class folders, or
-anything else that `stoker.open` takes, and writes to OUTPUT. Ray starts the ranks and their process
-group, and starts them anew where a machine is lost; each rank reads its share of one order, and the
-loader's state in the checkpoint lets any number of ranks go on in mid-epoch.
+Install `stoker[vision]` and `ray[train]`. Every machine reads DATA, which holds `train` and `val`:
+class folders, or anything else that `stoker.open` takes, and writes to OUTPUT. Ray starts the ranks
+and their process group, and starts them anew where a machine is lost; each rank reads its share of
+one order, and the loader's state in the checkpoint lets any number of ranks go on in mid-epoch.
 """
 
 from __future__ import annotations
