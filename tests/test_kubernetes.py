@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -301,7 +302,8 @@ def test_packing_on_pods_is_the_whole_set() -> None:
             [sys.executable, "-m", "stoker", "pack", "--help"],
             capture_output=True,
             text=True,
-            env={"COLUMNS": "200", "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "COLUMNS": "200"},
+            check=True,
         )
         assert all(option in done.stdout or option == "--no-measure" for option in options)
 
