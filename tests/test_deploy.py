@@ -314,7 +314,7 @@ def _sets(folder: Path) -> None:
 TINY = ("--model=resnet18", "--size=32", "--val-resize=36", "--batch-size=8", "--workers=1")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_train(workspace: Path) -> None:
     _sets(workspace / "data")
     done = _run(workspace, "train", *TINY, "--epochs=1", OMP_NUM_THREADS="1")

@@ -61,7 +61,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_packed(packed: Path, kind: str) -> None:
     pattern = {"lmdb": "", "folder": "labels.csv"}.get(kind, "*")
     path = packed / kind / "a.lmdb" if kind == "lmdb" else packed / kind
-    run(path / "out" if kind == "folder" else path, pattern, 0, 60)
+    run(path / "out" if kind == "folder" else path, pattern, 0, 25)
 
 
 @pytest.mark.exhaustive
@@ -69,7 +69,7 @@ def test_packed(packed: Path, kind: str) -> None:
 def test_packed_often(packed: Path, kind: str) -> None:
     pattern = {"lmdb": "", "folder": "labels.csv"}.get(kind, "*")
     path = packed / kind / "a.lmdb" if kind == "lmdb" else packed / kind
-    run(path / "out" if kind == "folder" else path, pattern, 60, 5000)
+    run(path / "out" if kind == "folder" else path, pattern, 25, 5000)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -78,7 +78,7 @@ def test_zipped(tmp_path: Path, method: int) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as archive:
         for path in sorted(folder.rglob("*.*")):
             archive.write(path, path.relative_to(folder))
-    run(tmp_path / "x.zip", "", 0, 60)
+    run(tmp_path / "x.zip", "", 0, 25)
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def handed(data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[
 
 @pytest.mark.parametrize("handed", HANDED, indirect=True)
 def test_handed(handed: tuple[Path, str]) -> None:
-    run(*handed, 0, 60)
+    run(*handed, 0, 25)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("handed", HANDED, indirect=True)
 def test_handed_often(handed: tuple[Path, str]) -> None:
-    run(*handed, 60, 5000)
+    run(*handed, 25, 5000)

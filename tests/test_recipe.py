@@ -246,7 +246,7 @@ def lose_an_agent(images: Path, place: Path, whom: list[str]) -> None:
     assert figures(place / "out")[-1][1] == "val"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_machine_is_lost_and_two_go_on(images: Path, tmp_path: Path) -> None:
     lose_an_agent(images, tmp_path, ["job", "rank"])
 
@@ -269,6 +269,7 @@ def test_the_command_runs_the_recipe_of_this_repository() -> None:
     assert recipe().read_bytes() == RECIPE.read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_the_command_passes_options_on(images: Path, tmp_path: Path) -> None:
     shown = run(stoker_train("--ranks", "3", "--show", str(images), "--epochs", "7"), tmp_path)
     assert "torch.distributed.run --standalone --nproc_per_node=3 " in shown.stdout
@@ -282,7 +283,7 @@ def test_the_command_passes_options_on(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_the_command_trains(images: Path, tmp_path: Path, ranks: int) -> None:
     given = [str(images), *SMALL, "--epochs", "1", "--log-steps", "5"]
     done = run(stoker_train("--ranks", str(ranks), *given), tmp_path)

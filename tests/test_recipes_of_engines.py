@@ -104,7 +104,7 @@ def test_slurm_puts_the_job_back_when_its_time_ends(tmp_path: Path) -> None:
 # Lightning
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lightning_trains_and_goes_on_in_mid_epoch(images: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     recipe = str(RECIPES / "lightning" / "train.py")
@@ -146,7 +146,7 @@ def on_ray(images: Path, ranks: int, output: Path) -> list[str]:
     return [*given, "--epochs", "1", "--checkpoint-steps", "2", "--output", str(output)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ray_trains_without_a_cluster(images: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray.train")
     printed = run([sys.executable, *on_ray(images, 0, tmp_path / "out")], tmp_path)
