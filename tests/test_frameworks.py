@@ -693,7 +693,7 @@ def parameters(loader: stoker.DataLoader[Any]) -> dict[str, Any]:
         {"tier": "stock", "on_error": "skip", "timeout": 30, "num_workers": 1},
         {"in_order": False, "pin_memory": True, "collate_fn": lambda samples: samples},
     ],
-    ids=str,
+    ids=lambda given: ",".join(given) or "nothing",
 )
 def test_a_loader_is_rebuilt_from_its_attributes(
     dataset: Any, kind: type[stoker.DataLoader[Any]], given: dict[str, Any]

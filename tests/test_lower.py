@@ -493,7 +493,6 @@ class Own:
         (with_tensor(v1.RandomResizedCrop(5, scale=(-1, 1))), "scale=-1"),
         (with_tensor(*[v1.Pad(1)] * 9), "more than 8 operations"),
     ],
-    ids=str,
 )
 def test_refused(transform: Any, told: str) -> None:
     assert told in str(refusal(transform))

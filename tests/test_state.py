@@ -473,7 +473,9 @@ class Stream(IterableDataset[int]):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "given"), [(Stream(), {}), (Values(), {"randomness": "torch"})], ids=str
+    ("dataset", "given"),
+    [(Stream(), {}), (Values(), {"randomness": "torch"})],
+    ids=["stream", "torch's order"],
 )
 def test_torchs_order_has_no_position(dataset: Any, given: Any) -> None:
     loader = stoker.DataLoader(dataset, 2, num_workers=0, **given)
