@@ -40,7 +40,7 @@ _COMPARED_BYTES = 4096
 _ROWS_AT_ONCE = 64
 
 
-class Arrow(Sharded):
+class Arrow(cols.ColumnSet):
     """A map-style dataset of the images in Arrow IPC files, at random access.
 
     Args:
@@ -96,17 +96,8 @@ class Arrow(Sharded):
         wanted = json.dumps(["arrow", *map(str, vars(columns).values())])
         found = cols.gathered(given, columns, scan, wanted, label, classes, damaged, root, cache)
         super().__init__(
-            found.files,
-            found.found,
-            classes,
-            transform,
-            target_transform,
-            exif,
-            max_pixels,
-            max_bytes,
+            given, found, classes, transform, target_transform, exif, max_pixels, max_bytes
         )
-        self.shards = given
-        self.classes = found.classes or self.classes
 
 
 def recognises(path: str, head: bytes) -> bool:

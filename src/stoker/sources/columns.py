@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from stoker import cache as kept
 from stoker.errors import SourceError
-from stoker.sources.shards import Cache, Found, Index, Written, indexes
+from stoker.sources.shards import Cache, Found, Index, Sharded, Written, indexes
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Begin and length of each value; begin is -1 where there is none."""
@@ -428,6 +428,28 @@ class Gathered:
             else:
                 self.add(name, number if where == _HERE else other, begin, length, value)
         return damage
+
+
+class ColumnSet(Sharded):
+    """A map-style dataset of the images in shards with columns; arguments as those of `Sharded`."""
+
+    def __init__(
+        self,
+        given: list[str],
+        found: Gathered,
+        classes: Sequence[str] | None,
+        transform: Callable[[Any], Any] | None,
+        target_transform: Callable[[Any], Any] | None,
+        exif: bool,
+        max_pixels: int | None,
+        max_bytes: int | None,
+    ) -> None:
+        files, samples = found.files, found.found
+        super().__init__(
+            files, samples, classes, transform, target_transform, exif, max_pixels, max_bytes
+        )
+        self.shards = given
+        self.classes = found.classes or self.classes
 
 
 def gathered(

@@ -25,7 +25,7 @@ from stoker.sources import columns as cols
 from stoker.sources.columns import Columns, Label, Names, Rows
 from stoker.sources.parquet_footer import Group, groups
 from stoker.sources.parquet_pages import OddPagesError, Spans, check, spans
-from stoker.sources.shards import Cache, Index, Sample, Sharded, Written, paths_of
+from stoker.sources.shards import Cache, Index, Sample, Written, paths_of
 
 _MAGICS = (b"PAR1", b"PARE")
 _SPLIT = re.compile(r"(train|valid|val|dev|test|eval)(?:ing|idation|uation)?(?![a-zA-Z])")
@@ -39,7 +39,7 @@ _INTEGER = {"dtype": "int64", "_type": "Value"}
 _WRITTEN = ("image", "bytes"), ("image", "path"), ("label",)
 
 
-class Parquet(Sharded):
+class Parquet(cols.ColumnSet):
     """A map-style dataset of the images in Parquet files, at random access.
 
     Args:
@@ -94,17 +94,8 @@ class Parquet(Sharded):
         wanted = json.dumps(["parquet", *map(str, vars(columns).values())])
         found = cols.gathered(given, columns, scan, wanted, label, classes, damaged, root, cache)
         super().__init__(
-            found.files,
-            found.found,
-            classes,
-            transform,
-            target_transform,
-            exif,
-            max_pixels,
-            max_bytes,
+            given, found, classes, transform, target_transform, exif, max_pixels, max_bytes
         )
-        self.shards = given
-        self.classes = found.classes or self.classes
 
 
 def recognises(path: str, head: bytes) -> bool:
