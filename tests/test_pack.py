@@ -365,6 +365,11 @@ def test_an_environment_begun_from_another_source(tmp_path: Path, source: Images
         pack(other, tmp_path / "a.lmdb")
     pack(other, tmp_path / "a.lmdb")
     assert content(stoker.open(tmp_path / "a.lmdb")) == content(other)
+    with lmdb.open(str(tmp_path / ".c.lmdb.part"), lock=False) as environment:
+        with environment.begin(write=True) as transaction:
+            transaction.put(b"num-samples", b"several")
+    pack(source, tmp_path / "c.lmdb")
+    assert content(stoker.open(tmp_path / "c.lmdb")) == content(source)
     os.makedirs(tmp_path / ".b.lmdb.part")
     (tmp_path / ".b.lmdb.part/data.mdb").write_bytes(b"something else" * 1000)
     pack(source, tmp_path / "b.lmdb")
@@ -557,6 +562,18 @@ def test_a_source_that_lacks_a_file(tmp_path: Path) -> None:
     gone.mkdir()
     with pytest.raises(SourceError, match=gone.name):
         pack(source, tmp_path / "out/a.tar")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_source_whose_shard_shrinks(tmp_path: Path, source: Images) -> None:
+    """No half of an image is packed for a whole one."""
+    pack(source, tmp_path / "in.tar")
+    opened = stoker.open(tmp_path / "in.tar")
+    extents = opened.files.extents
+    assert extents is not None
+    os.truncate(tmp_path / "in.tar", int(extents.begin[40] + extents.length[40] // 2))
+    with pytest.raises(SourceError, match="shorter than when it was opened"):
+        pack(opened, tmp_path / "out/a.tar")
     assert os.listdir(tmp_path / "out") == []
 
 

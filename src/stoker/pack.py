@@ -412,6 +412,8 @@ class _Work:
             try:
                 with files.opened(row) as file:
                     content = file.read()
+                if files.extents is not None and len(content) != files.extents.length[row]:
+                    raise OSError("its shard is shorter than when it was opened")
                 name = files.name(row)
                 if self.shrink is not None:
                     name, content = self.shrink.apply(name, content)

@@ -18,6 +18,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -414,7 +415,8 @@ def _write_image(path: str, content: bytes) -> None:
                 file.write(content)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            with suppress(FileNotFoundError):  # not even that could be made
+                os.unlink(temporary)
             raise
 
 

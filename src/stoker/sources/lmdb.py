@@ -420,7 +420,8 @@ def write(path: str, samples: Callable[[int], Iterator[Sample]]) -> None:
             environment = lmdb.open(path, map_size=_FIRST_MAP_BYTES, lock=False)
         with environment:
             with environment.begin() as transaction:
-                done = int(transaction.get(b"num-samples") or 0)
+                count = transaction.get(b"num-samples") or b""
+                done = int(count) if count.isdigit() else 0
             values: dict[bytes, bytes] = {}
             waiting_bytes = 0
             for sample in samples(done):
