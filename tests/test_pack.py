@@ -365,9 +365,11 @@ def test_an_environment_begun_from_another_source(tmp_path: Path, source: Images
         pack(other, tmp_path / "a.lmdb")
     pack(other, tmp_path / "a.lmdb")
     assert content(stoker.open(tmp_path / "a.lmdb")) == content(other)
-    with lmdb.open(str(tmp_path / ".c.lmdb.part"), lock=False) as environment:
-        with environment.begin(write=True) as transaction:
-            transaction.put(b"num-samples", b"several")
+    with (
+        lmdb.open(str(tmp_path / ".c.lmdb.part"), lock=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(b"num-samples", b"several")
     pack(source, tmp_path / "c.lmdb")
     assert content(stoker.open(tmp_path / "c.lmdb")) == content(source)
     os.makedirs(tmp_path / ".b.lmdb.part")
